@@ -1,0 +1,286 @@
+//! Memory that someone else reads or writes at the same time, as aligned 64-bit words.
+//!
+//! No slice over such memory ever exists: a slice promises that nobody writes (or even reads) behind its back. What is
+//! needed as bytes is copied, word by word, into private memory first. All `unsafe` on shared bytes is in this file.
+//!
+//! Two views share one set of proofs: [`ReadWords`] can only load, which is all that a read-only mapping allows (std
+//! guarantees relaxed loads there and nothing else); [`Words`] can also store.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Bytes in a word, the unit in which a remote READ is whole.
+pub const WORD_BYTES: usize = 8;
+
+/// A view of shared words that can only load. Cloning is cheap; the memory lives as long as any view of it.
+#[derive(Clone)]
+pub struct ReadWords {
+    base: NonNull<AtomicU64>,
+    len_words: usize,
+    /// Keeps the mapping (or the heap allocation) alive.
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the pointer is only ever used as `&AtomicU64`, which is `Sync`, and what it points into is kept alive by
+// `owner`, which is `Send + Sync` itself.
+unsafe impl Send for ReadWords {}
+// SAFETY: as for `Send`: every access through `&ReadWords` is an atomic one.
+unsafe impl Sync for ReadWords {}
+
+/// A view of shared words that can load and store.
+#[derive(Clone)]
+pub struct Words(ReadWords);
+
+impl ReadWords {
+    /// A view of `len_bytes` bytes that start at `base`.
+    ///
+    /// # Safety
+    /// `base` must be aligned to 8 and valid for reads of `len_bytes` bytes for as long as `owner` lives, and every
+    /// access to that memory by this process, through whatever mapping, must be an atomic one of 8 aligned bytes
+    /// (4-byte futex words, which are never accessed otherwise, apart).
+    #[cfg(not(loom))]
+    pub unsafe fn from_raw(base: *mut u8, len_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> ReadWords {
+        assert!((base as usize).is_multiple_of(WORD_BYTES), "shared memory must be aligned to words");
+        assert!(len_bytes.is_multiple_of(WORD_BYTES), "shared memory must be whole words");
+        let base = NonNull::new(base.cast::<AtomicU64>()).expect("a mapping is never at address zero");
+        ReadWords { base, len_words: len_bytes / WORD_BYTES, owner }
+    }
+
+    /// Words in the view.
+    #[inline]
+    pub fn len_words(&self) -> usize {
+        self.len_words
+    }
+
+    /// True if the view has no words.
+    pub fn is_empty(&self) -> bool {
+        self.len_words == 0
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < self.len_words, "word {at} is outside the view of {} words", self.len_words);
+        // SAFETY: `at` is inside the view, which its constructor made valid and aligned for as long as `owner` lives.
+        unsafe { self.base.add(at).as_ref() }
+    }
+
+    /// Loads word `at`, relaxed.
+    #[inline]
+    pub fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Relaxed)
+    }
+
+    /// Loads word `at`; what its writer stored before a release store of this word is visible afterwards.
+    ///
+    /// A relaxed load and a fence, because a read-only mapping allows no other.
+    #[inline]
+    pub fn load_acquire(&self, at: usize) -> u64 {
+        let value = self.load(at);
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Copies words `at ..` into `out` with relaxed loads, then fences: what is loaded after this call is not older
+    /// than what was copied. Different words may come from different moments.
+    #[inline]
+    pub fn copy_out(&self, at: usize, out: &mut [u64]) {
+        let end = at.checked_add(out.len()).expect("offsets are below 2^63");
+        assert!(end <= self.len_words, "words {at}..{end} are outside the view of {} words", self.len_words);
+        for (i, word) in out.iter_mut().enumerate() {
+            // SAFETY: `at + i < end <= len_words`, so this is inside the view (see `word`).
+            *word = unsafe { self.base.add(at + i).as_ref() }.load(Ordering::Relaxed);
+        }
+        fence(Ordering::Acquire);
+    }
+
+    /// Hints the processor to fetch the cache lines of words `at .. at + len`; out of range is ignored.
+    #[inline]
+    pub fn prefetch(&self, at: usize, len_words: usize) {
+        if at.checked_add(len_words).is_none_or(|end| end > self.len_words) {
+            return;
+        }
+        for line in (at..at + len_words.max(1)).step_by(8) {
+            // SAFETY: `line` is inside the view, so the pointer arithmetic stays in one allocation.
+            prefetch_line(unsafe { self.base.add(line) }.as_ptr());
+        }
+        prefetch_line(self.word((at + len_words).saturating_sub(1).min(self.len_words - 1)));
+    }
+
+    /// The view of words `at .. at + len_words` of this one.
+    pub fn sub(&self, at: usize, len_words: usize) -> ReadWords {
+        let end = at.checked_add(len_words).expect("offsets are below 2^63");
+        assert!(end <= self.len_words, "words {at}..{end} are outside the view of {} words", self.len_words);
+        // SAFETY: `at <= len_words`, so the pointer is inside the allocation or one past its end.
+        let base = unsafe { self.base.add(at) };
+        ReadWords { base, len_words, owner: Arc::clone(&self.owner) }
+    }
+
+    /// Loads the 32-bit futex word at byte `at_byte`, relaxed. Only for words that are 32 bits wide for everybody.
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn load_futex(&self, at_byte: usize) -> u32 {
+        self.futex(at_byte).load(Ordering::Relaxed)
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    fn futex(&self, at_byte: usize) -> &crate::sync::AtomicU32 {
+        assert!(at_byte.is_multiple_of(4) && at_byte / WORD_BYTES < self.len_words, "futex word out of the view");
+        // SAFETY: in bounds and aligned to 4 as just asserted; the constructor's contract says that futex words are
+        // accessed as 32 bits and in no other way.
+        unsafe { self.base.cast::<crate::sync::AtomicU32>().add(at_byte / 4).as_ref() }
+    }
+}
+
+impl Words {
+    /// A view of `len_bytes` bytes that start at `base` and may be stored to.
+    ///
+    /// # Safety
+    /// As [`ReadWords::from_raw`], and `base` must be valid for writes too.
+    #[cfg(not(loom))]
+    pub unsafe fn from_raw(base: *mut u8, len_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Words {
+        // SAFETY: the caller's promise includes the one that is asked for here.
+        Words(unsafe { ReadWords::from_raw(base, len_bytes, owner) })
+    }
+
+    /// Zeroed words on the heap, for tests, the simulated fabric and loom.
+    pub fn zeroed(len_words: usize) -> Words {
+        let heap: Arc<Box<[AtomicU64]>> = Arc::new((0..len_words).map(|_| AtomicU64::new(0)).collect());
+        let base = NonNull::from(&heap[..]).cast::<AtomicU64>();
+        Words(ReadWords { base, len_words, owner: heap })
+    }
+
+    /// The same words, without the right to store.
+    pub fn read_only(&self) -> &ReadWords {
+        &self.0
+    }
+
+    /// The view of words `at .. at + len_words` of this one.
+    pub fn sub(&self, at: usize, len_words: usize) -> Words {
+        Words(self.0.sub(at, len_words))
+    }
+
+    /// Stores word `at`, relaxed.
+    #[inline]
+    pub fn store(&self, at: usize, value: u64) {
+        self.before_store(at);
+        self.word(at).store(value, Ordering::Relaxed);
+    }
+
+    /// Stores word `at` after everything that this thread stored before.
+    #[inline]
+    pub fn store_release(&self, at: usize, value: u64) {
+        self.before_store(at);
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    /// Copies `words` to `at ..` with relaxed stores.
+    #[inline]
+    pub fn copy_in(&self, at: usize, words: &[u64]) {
+        let end = at.checked_add(words.len()).expect("offsets are below 2^63");
+        assert!(end <= self.len_words, "words {at}..{end} are outside the view of {} words", self.len_words);
+        for (i, &word) in words.iter().enumerate() {
+            self.before_store(at + i);
+            // SAFETY: `at + i < end <= len_words`, so this is inside the view (see `ReadWords::word`).
+            unsafe { self.base.add(at + i).as_ref() }.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds to word `at` (relaxed); for counters with a single writer or many.
+    #[inline]
+    pub fn add(&self, at: usize, by: u64) {
+        self.word(at).fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Stores the 32-bit futex word at byte `at_byte`. Only for words that are 32 bits wide for everybody.
+    #[cfg(not(loom))]
+    pub fn store_futex(&self, at_byte: usize, value: u32) {
+        self.futex(at_byte).store(value, Ordering::Release);
+    }
+
+    /// The address of byte `at_byte`, for the kernel's eyes (robust futex lists, registration), never for access.
+    #[cfg(not(loom))]
+    pub fn address_of(&self, at_byte: usize) -> usize {
+        assert!(at_byte / WORD_BYTES < self.len_words, "address out of the view");
+        self.base.as_ptr() as usize + at_byte
+    }
+
+    #[inline]
+    fn before_store(&self, _at: usize) {
+        #[cfg(all(feature = "adversary", not(loom)))]
+        crate::adversary::before_store();
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = ReadWords;
+    fn deref(&self) -> &ReadWords {
+        &self.0
+    }
+}
+
+/// Hints the processor to fetch the cache line at `address`.
+#[inline]
+pub fn prefetch_line<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it faults at no address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch(address.cast(), std::arch::x86_64::_MM_HINT_T0);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Appends the first `len` bytes of `words` (little-endian) to `out`.
+pub fn append_bytes(words: &[u64], len: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(&bytes_of(words)[..len]);
+}
+
+/// Private words as the bytes that they hold in the little-endian formats of this project.
+#[inline]
+pub fn bytes_of(words: &[u64]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little"), "the region's formats are read in place on little-endian hosts") };
+    zerocopy::IntoBytes::as_bytes(words)
+}
+
+/// Private words as mutable bytes.
+#[inline]
+pub fn bytes_of_mut(words: &mut [u64]) -> &mut [u8] {
+    zerocopy::IntoBytes::as_mut_bytes(words)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_what_was_stored() {
+        let words = Words::zeroed(16);
+        words.copy_in(3, &[1, 2, 3]);
+        words.store_release(6, 4);
+        let mut out = [0; 5];
+        words.sub(2, 8).copy_out(0, &mut out);
+        assert_eq!(out, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the view")]
+    fn a_copy_beyond_the_end_panics() {
+        Words::zeroed(16).copy_out(15, &mut [0; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the view")]
+    fn a_sub_view_cannot_reach_beyond_itself() {
+        Words::zeroed(16).sub(4, 4).load(4);
+    }
+
+    #[test]
+    fn bytes_are_little_endian() {
+        assert_eq!(bytes_of(&[0x0807_0605_0403_0201]), &[1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+}
