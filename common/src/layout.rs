@@ -370,7 +370,7 @@ impl Span {
         }
         // The step's base is the largest power of two below `granules`; a step is an eighth of it.
         let shift = (granules - 1).ilog2() - 3;
-        let eighths = (granules - 1 >> shift) - 8;
+        let eighths = ((granules - 1) >> shift) - 8;
         Span((17 + (shift - 1) * 8 + eighths as u32) as u8)
     }
 
