@@ -45,6 +45,9 @@ pub const MESSAGE_MAX_BYTES: usize = 128 + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTE
 /// Requests that one client may have in flight: the credit that the server grants.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 
+/// Operations that one client may have submitted and not taken the completions of.
+pub const CLIENT_OPERATIONS_MAX: usize = 4096;
+
 /// A miss counts only if its lookup, first READ to last, took less than this by the client's own clock.
 pub const GRACE_NS: u64 = 20_000_000;
 

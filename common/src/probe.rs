@@ -36,7 +36,7 @@ pub enum IdentityError {
 
 /// What a reader knows of a table: identity and directory. An old directory stays right for its own depth, or the
 /// depth bits of the lines say that it is not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableView {
     /// Random per table, part of every check.
     pub table_id: u64,
