@@ -7,7 +7,11 @@ pub mod adversary;
 #[cfg(not(loom))]
 pub mod block;
 #[cfg(not(loom))]
+pub mod endpoint;
+#[cfg(not(loom))]
 pub mod hash;
+#[cfg(not(loom))]
+pub mod hello;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]

@@ -93,6 +93,11 @@ impl TableView {
         })
     }
 
+    /// The view of a region before anything of it was read.
+    pub fn unread(region_words: usize) -> TableView {
+        TableView { region_words, ..TableView::default() }
+    }
+
     /// Checks a depth that was read from the superblock, before the directory is read.
     pub fn check_depth(depth: u64) -> Result<u32, IdentityError> {
         if depth > DIRECTORY_DEPTH_MAX as u64 {

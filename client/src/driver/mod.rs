@@ -62,15 +62,7 @@ pub(crate) struct Driver<T: Transport> {
 impl<T: Transport> Driver<T> {
     /// Reads the superblock and the directory; the connection is up only if they are what a server writes.
     pub(crate) fn new(transport: T, region_words: usize, options: &DriverOptions) -> Result<Driver<T>, Error> {
-        let view = TableView {
-            table_id: 0,
-            incarnation: 0,
-            seed: 0,
-            region_words,
-            grace_ns: 1,
-            lease_ns: u64::MAX,
-            ..TableView::default()
-        };
+        let view = TableView::unread(region_words);
         let mut driver = Driver {
             transport,
             view,
