@@ -5,4 +5,7 @@
 #[cfg(not(loom))]
 pub mod adversary;
 pub mod region;
+pub mod ring;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod transport;
