@@ -11,10 +11,8 @@
 //! | [`owner`] | the word by which clients see that the server's process is gone |
 //! | [`spin`] | how long to look before going to sleep |
 
-pub mod channel;
-pub mod doorbell;
-pub mod hello;
+mod hugepages;
+mod mapped;
 pub mod mapping;
-pub mod owner;
-pub mod socket;
+mod prefault;
 pub mod spin;
