@@ -1,1 +1,9 @@
-fn main() {}
+//! `kv`: the store from a shell.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}
