@@ -11,6 +11,7 @@
 //! | [`owner`] | the word by which clients see that the server's process is gone |
 //! | [`spin`] | how long to look before going to sleep |
 
+pub mod channel;
 mod hugepages;
 mod mapped;
 pub mod mapping;
