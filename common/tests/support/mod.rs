@@ -11,7 +11,7 @@ const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// Says loudly that a test, or a part of one, could not run here, and why. With `KV_TESTS_NOT_RUN` set to a file's path a
 /// line is added to that file, so that a script can count.
-pub fn not_run(test: &str, why: &str) {
+pub(crate) fn not_run(test: &str, why: &str) {
     eprintln!("\n*** NOT RUN: {test}: {why} ***\n");
     let Some(path) = std::env::var_os("KV_TESTS_NOT_RUN") else { return };
     let mut list = File::options()
@@ -23,12 +23,12 @@ pub fn not_run(test: &str, why: &str) {
 }
 
 /// True if the tests run as root.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// Free hugepages for one test; the pool is as before when this is dropped.
-pub struct Hugepages {
+pub(crate) struct Hugepages {
     before: u64,
     /// Held by one test of the machine at a time, whatever its process.
     _lock: File,
@@ -37,7 +37,7 @@ pub struct Hugepages {
 impl Hugepages {
     /// Waits for other tests that change the pool, and makes `pages` free ones beside those that are in use or free already.
     /// `None`, and a loud note, if this machine cannot give them.
-    pub fn take(test: &str, pages: u64) -> Option<Hugepages> {
+    pub(crate) fn take(test: &str, pages: u64) -> Option<Hugepages> {
         let lock = Hugepages::lock();
         let before = pool();
         if !is_root() || fs::write(HUGEPAGES, (before + pages).to_string()).is_err() {
@@ -53,7 +53,7 @@ impl Hugepages {
     }
 
     /// Keeps other tests from changing the pool while the result lives.
-    pub fn lock() -> File {
+    pub(crate) fn lock() -> File {
         let path: PathBuf = std::env::temp_dir().join("kv-tests-hugepages.lock");
         let lock = File::options()
             .create(true)
