@@ -190,7 +190,10 @@ fn allocate(bytes: usize) -> std::io::Result<(MmapMut, &'static str)> {
         }
         let memory = MmapMut::map_anon(bytes)?;
         let is_advised = memory.advise(Advice::HugePage).is_ok();
-        return Ok((memory, if is_advised { "2 MiB where the system grants them (madvise)" } else { "4 KiB" }));
+        return Ok((
+            memory,
+            if is_advised { "2 MiB where the system grants them (madvise)" } else { "4 KiB" },
+        ));
     }
     Ok((MmapMut::map_anon(bytes)?, "4 KiB"))
 }
@@ -266,7 +269,8 @@ mod tests {
     fn hints_of_the_same_epoch_are_followed_and_others_are_not() {
         let mut cache = IndexCache::new(4096, 64).unwrap();
         let home = LineNumber(3);
-        let hint = |place_epoch, place| IndexHint { place_epoch, line: home, slot_index: 2, slot: slot(place) };
+        let hint =
+            |place_epoch, place| IndexHint { place_epoch, line: home, slot_index: 2, slot: slot(place) };
         cache.follow(&hint(0, 1));
         assert!(cache.find(home, HASH).is_empty(), "a line that is not here is not made up");
         cache.keep(home, &line(0, &[]));

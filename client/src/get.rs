@@ -130,7 +130,14 @@ impl Get {
     }
 
     #[inline]
-    fn on_block(&mut self, key: &[u8], words: &[u64], slot: Slot, is_cached: bool, cx: &mut Context) -> Action {
+    fn on_block(
+        &mut self,
+        key: &[u8],
+        words: &[u64],
+        slot: Slot,
+        is_cached: bool,
+        cx: &mut Context,
+    ) -> Action {
         let verdict = judge(words, key, slot.place(), cx.view.table_id);
         // A place counts only under the place epoch in which it was learned: a segment that has changed its kind may
         // hold bytes that a writer chose, shaped like a block.

@@ -154,7 +154,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     #[inline]
-    pub fn get_with<R>(&mut self, key: &[u8], visit: impl FnOnce(&[u8], Version) -> R) -> Result<Option<R>, Error> {
+    pub fn get_with<R>(
+        &mut self,
+        key: &[u8],
+        visit: impl FnOnce(&[u8], Version) -> R,
+    ) -> Result<Option<R>, Error> {
         self.check(key)?;
         match self.driver.get_now(key)? {
             GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
@@ -164,7 +168,11 @@ impl Client {
     }
 
     #[cold]
-    fn get_submitted<R>(&mut self, key: &[u8], visit: impl FnOnce(&[u8], Version) -> R) -> Result<Option<R>, Error> {
+    fn get_submitted<R>(
+        &mut self,
+        key: &[u8],
+        visit: impl FnOnce(&[u8], Version) -> R,
+    ) -> Result<Option<R>, Error> {
         let ticket = self.driver.submit_get(key)?;
         let Outcome::Get(result) = self.driver.wait_for(ticket) else { unreachable!("a GET ends as a GET") };
         Ok(result?.map(|value| visit(&value.bytes, value.version)))
@@ -175,7 +183,9 @@ impl Client {
     pub fn multi_get(&mut self, keys: &[impl AsRef<[u8]>]) -> Vec<Result<Option<Value>, Error>> {
         let mut results = Vec::with_capacity(keys.len());
         self.multi_get_with(keys, |_, result| {
-            results.push(result.map(|found| found.map(|(bytes, version)| Value { bytes: bytes.to_vec(), version })));
+            results.push(
+                result.map(|found| found.map(|(bytes, version)| Value { bytes: bytes.to_vec(), version })),
+            );
         });
         results
     }
@@ -207,7 +217,10 @@ impl Client {
                     Ok(GetNow::Submit) => {
                         let value = self.get_submitted(key, |bytes, version| (bytes.to_vec(), version));
                         match value {
-                            Ok(found) => visit(index, Ok(found.as_ref().map(|(bytes, version)| (&bytes[..], *version)))),
+                            Ok(found) => visit(
+                                index,
+                                Ok(found.as_ref().map(|(bytes, version)| (&bytes[..], *version))),
+                            ),
                             Err(error) => visit(index, Err(error)),
                         }
                     }
@@ -246,7 +259,9 @@ impl Client {
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, Error> {
         self.check(key)?;
         let ticket = self.driver.submit_write(key, Write::Delete)?;
-        let Outcome::Delete(result) = self.driver.wait_for(ticket) else { unreachable!("a DELETE ends as a DELETE") };
+        let Outcome::Delete(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a DELETE ends as a DELETE")
+        };
         result
     }
 
@@ -254,10 +269,16 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::put`]. Another version and an absent key are outcomes, not errors.
-    pub fn compare_and_set(&mut self, key: &[u8], expected: Version, value: &[u8]) -> Result<CasOutcome, Error> {
+    pub fn compare_and_set(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<CasOutcome, Error> {
         self.check(key)?;
         check_value(value)?;
-        let ticket = self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
+        let ticket =
+            self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
         let Outcome::CompareAndSet(result) = self.driver.wait_for(ticket) else {
             unreachable!("a compare-and-set ends as one")
         };
@@ -272,7 +293,9 @@ impl Client {
         self.check_fork()?;
         let started = std::time::Instant::now();
         let ticket = self.driver.submit_ping()?;
-        let Outcome::Ping(result) = self.driver.wait_for(ticket) else { unreachable!("a ping ends as a ping") };
+        let Outcome::Ping(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a ping ends as a ping")
+        };
         result.map(|()| started.elapsed())
     }
 
@@ -309,7 +332,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::submit_put`].
-    pub fn submit_compare_and_set(&mut self, key: &[u8], expected: Version, value: &[u8]) -> Result<Ticket, Error> {
+    pub fn submit_compare_and_set(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Ticket, Error> {
         self.check(key)?;
         check_value(value)?;
         self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })

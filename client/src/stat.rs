@@ -1,8 +1,6 @@
 //! What a server publishes in its superblock, read without asking it.
 
-use kv_common::layout::{
-    COUNTER_NAMES, SEGMENT_BYTES, SegmentEntry, SegmentKind, superblock,
-};
+use kv_common::layout::{COUNTER_NAMES, SEGMENT_BYTES, SegmentEntry, SegmentKind, superblock};
 use kv_common::limits::WORKERS_MAX;
 use kv_common::probe::IdentityError;
 use kv_common::transport::Transport;
@@ -62,7 +60,8 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
     if workers > WORKERS_MAX as u64 {
         return Err(IdentityError::Field { field: "workers", found: workers }.into());
     }
-    let pages = driver.read_words_blocking(superblock::COUNTERS, workers as usize * superblock::COUNTER_WORDS)?;
+    let pages =
+        driver.read_words_blocking(superblock::COUNTERS, workers as usize * superblock::COUNTER_WORDS)?;
     let counters = COUNTER_NAMES.iter().enumerate().map(|(i, &name)| {
         let of_worker = |page: &[u64]| page[i];
         (name, pages.chunks_exact(superblock::COUNTER_WORDS).map(of_worker).fold(0, u64::wrapping_add))

@@ -1,7 +1,7 @@
 //! The transports that a client can have, behind one type without dynamic dispatch.
 
 use kv_common::region::Words;
-use kv_common::transport::shm::ShmTransport;
+use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.

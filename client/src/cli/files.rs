@@ -198,7 +198,8 @@ fn list(dir: &Path) -> Result<Vec<File>, CliError> {
         if !entry.file_type().is_file() {
             continue;
         }
-        let bytes = entry.metadata().map_err(|error| io(&entry.path().display().to_string(), error.into()))?.len();
+        let bytes =
+            entry.metadata().map_err(|error| io(&entry.path().display().to_string(), error.into()))?.len();
         let relative = entry.path().strip_prefix(dir).expect("walked from there");
         let key = relative.as_os_str().as_bytes().to_vec();
         // DIR itself may be a file: its key is its name.

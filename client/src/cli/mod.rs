@@ -150,7 +150,11 @@ fn run(arguments: &Arguments) -> Result<End, CliError> {
         }
         Command::Ping => {
             let round_trip = client.ping()?;
-            print(format_args!("{:.1} us by {}", round_trip.as_nanos() as f64 / 1e3, client.connection().transport))
+            print(format_args!(
+                "{:.1} us by {}",
+                round_trip.as_nanos() as f64 / 1e3,
+                client.connection().transport
+            ))
         }
         Command::Load(files_arguments) => files::load(&mut client, files_arguments),
         Command::Verify(files_arguments) => files::verify(&mut client, files_arguments),
@@ -160,7 +164,9 @@ fn run(arguments: &Arguments) -> Result<End, CliError> {
 fn get(client: &mut Client, key: &[u8]) -> Result<End, CliError> {
     let Some(value) = client.get(key)? else { return Ok(End::NotFoundOrDiffers) };
     let mut out = std::io::stdout().lock();
-    out.write_all(&value.bytes).and_then(|()| out.flush()).map_err(|error| io("writing to standard output", error))?;
+    out.write_all(&value.bytes)
+        .and_then(|()| out.flush())
+        .map_err(|error| io("writing to standard output", error))?;
     Ok(End::Done)
 }
 
@@ -169,7 +175,10 @@ fn put(client: &mut Client, arguments: &PutArguments) -> Result<End, CliError> {
         (None, Some(value)) => value.as_bytes().to_vec(),
         (Some(path), _) if path.as_os_str() == "-" => {
             let mut bytes = Vec::new();
-            std::io::stdin().lock().read_to_end(&mut bytes).map_err(|error| io("reading standard input", error))?;
+            std::io::stdin()
+                .lock()
+                .read_to_end(&mut bytes)
+                .map_err(|error| io("reading standard input", error))?;
             bytes
         }
         (Some(path), _) => {
@@ -226,7 +235,10 @@ fn print_stat(client: &Client, stat: &ServerStat) -> Result<End, CliError> {
         ("server pid".to_owned(), stat.server_pid.to_string()),
         ("table".to_owned(), stat.table_id.clone()),
         ("incarnation".to_owned(), stat.incarnation.clone()),
-        ("region".to_owned(), format!("{} in pages of {} KiB", mib(stat.region_bytes), stat.page_bytes >> 10)),
+        (
+            "region".to_owned(),
+            format!("{} in pages of {} KiB", mib(stat.region_bytes), stat.page_bytes >> 10),
+        ),
         ("workers".to_owned(), stat.workers.to_string()),
         (
             "segments of 2 MiB".to_owned(),

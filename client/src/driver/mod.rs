@@ -20,8 +20,9 @@ use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
 use crate::stats::Stats;
 
-pub(crate) use reads::WarmUp;
+pub(crate) use reads::GetNow;
 use reads::Refresh;
+pub use reads::WarmUp;
 use requests::InFlight;
 
 /// Everything of one connection.
@@ -61,7 +62,11 @@ pub(crate) struct Driver<T: Transport> {
 
 impl<T: Transport> Driver<T> {
     /// Reads the superblock and the directory; the connection is up only if they are what a server writes.
-    pub(crate) fn new(transport: T, region_words: usize, options: &DriverOptions) -> Result<Driver<T>, Error> {
+    pub(crate) fn new(
+        transport: T,
+        region_words: usize,
+        options: &DriverOptions,
+    ) -> Result<Driver<T>, Error> {
         let view = TableView::unread(region_words);
         let mut driver = Driver {
             transport,
@@ -89,7 +94,8 @@ impl<T: Transport> Driver<T> {
             on_lookup: None,
         };
         driver.read_view()?;
-        driver.cache = IndexCache::new(options.index_cache_bytes, driver.view.index_lines()).map_err(memory_error)?;
+        driver.cache =
+            IndexCache::new(options.index_cache_bytes, driver.view.index_lines()).map_err(memory_error)?;
         driver.stats.index_cache_bytes = driver.cache.bytes();
         let epoch = driver.read_words_blocking(kv_common::layout::superblock::PLACE_EPOCH, 1)?[0];
         driver.cache.restart(epoch);
@@ -312,5 +318,8 @@ pub(crate) fn check_value(value: &[u8]) -> Result<(), Error> {
 }
 
 fn memory_error(error: std::io::Error) -> Error {
-    Error::Connect { endpoint: "the index cache".into(), reason: format!("no memory for it: {error}; lower its budget") }
+    Error::Connect {
+        endpoint: "the index cache".into(),
+        reason: format!("no memory for it: {error}; lower its budget"),
+    }
 }

@@ -228,7 +228,8 @@ impl<T: Transport> Driver<T> {
     pub(super) fn post_queued_reads(&mut self) {
         while self.reads_in_flight < self.transport.reads_in_flight_max() {
             let Some(key) = self.reads_queued.pop_front() else { return };
-            let Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } = self.ops[key].kind else {
+            let Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } = self.ops[key].kind
+            else {
                 unreachable!("queued for a READ")
             };
             let mut words = self.spare_buffers.pop().unwrap_or_default();
@@ -265,7 +266,10 @@ impl<T: Transport> Driver<T> {
             return Ok(Some(epoch));
         }
         let now_ns = self.transport.now_ns();
-        Ok(self.lease.filter(|(_, posted_ns)| now_ns - posted_ns < self.view.lease_ns).map(|(epoch, _)| epoch))
+        Ok(self
+            .lease
+            .filter(|(_, posted_ns)| now_ns - posted_ns < self.view.lease_ns)
+            .map(|(epoch, _)| epoch))
     }
 
     /// Lets an operation wait until the guard line, and the directory if it is wanted, have been read anew.
@@ -321,7 +325,9 @@ impl<T: Transport> Driver<T> {
     /// Starts GETs over that waited for a write to their key.
     pub(super) fn resume_behind(&mut self, hash: kv_common::hash::KeyHash) {
         if !self.is_behind_write(hash) {
-            self.resume(|op| op.hash == hash && matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. }));
+            self.resume(|op| {
+                op.hash == hash && matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. })
+            });
         }
     }
 
@@ -335,7 +341,11 @@ impl<T: Transport> Driver<T> {
     }
 
     /// READs words of the region and waits for them, at most the time of an operation.
-    pub(crate) fn read_words_blocking(&mut self, at_word: usize, len_words: usize) -> Result<Vec<u64>, Error> {
+    pub(crate) fn read_words_blocking(
+        &mut self,
+        at_word: usize,
+        len_words: usize,
+    ) -> Result<Vec<u64>, Error> {
         self.check_alive()?;
         let mut words = vec![0; len_words];
         match self.transport.read_now(at_word, &mut words) {
@@ -381,7 +391,8 @@ impl<T: Transport> Driver<T> {
         let mut segments = self.view.directory().to_vec();
         segments.sort_unstable();
         segments.dedup();
-        let mut done = WarmUp { is_complete: self.cache.bytes() / 64 >= self.view.index_lines(), ..WarmUp::default() };
+        let mut done =
+            WarmUp { is_complete: self.cache.bytes() / 64 >= self.view.index_lines(), ..WarmUp::default() };
         for segment in segments {
             self.warm_up_segment(segment, &mut done)?;
         }

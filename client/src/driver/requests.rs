@@ -35,8 +35,14 @@ impl<T: Transport> Driver<T> {
             }
             let op = &self.ops[key];
             let (wire_op, operand) = wire_op(op);
-            let request =
-                Request { seq: self.next_seq, session: self.session, op: wire_op, operand, key: &op.key, value };
+            let request = Request {
+                seq: self.next_seq,
+                session: self.session,
+                op: wire_op,
+                operand,
+                key: &op.key,
+                value,
+            };
             match self.transport.send(&request.parts(&request.header())) {
                 Ok(()) => {}
                 Err(SendError::Full) => return,
@@ -134,7 +140,9 @@ fn wire_op(op: &Op) -> (WireOp, u64) {
         Kind::Ping { .. } => (WireOp::Ping, 0),
         Kind::Write { write: Write::Put(_), .. } => (WireOp::Put, 0),
         Kind::Write { write: Write::Delete, .. } => (WireOp::Delete, 0),
-        Kind::Write { write: Write::CompareAndSet { expected, .. }, .. } => (WireOp::CompareAndSet, *expected),
+        Kind::Write { write: Write::CompareAndSet { expected, .. }, .. } => {
+            (WireOp::CompareAndSet, *expected)
+        }
     }
 }
 
