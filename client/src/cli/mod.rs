@@ -3,6 +3,7 @@
 //! Exit codes are a contract: 0 done, 1 not found or differs, 2 usage, 3 no connection, 4 refused by the server.
 
 mod files;
+mod shell;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
@@ -68,6 +69,8 @@ enum Command {
     },
     /// Time a round trip to the server.
     Ping,
+    /// Take commands from standard input over one connection: get, put, del, exists, ping.
+    Shell,
     /// Store every file under DIR; the key is the path relative to DIR.
     Load(files::FilesArguments),
     /// Compare every file under DIR with the value of its key.
@@ -156,6 +159,7 @@ fn run(arguments: &Arguments) -> Result<End, CliError> {
                 client.connection().transport
             ))
         }
+        Command::Shell => shell::run(&mut client),
         Command::Load(files_arguments) => files::load(&mut client, files_arguments),
         Command::Verify(files_arguments) => files::verify(&mut client, files_arguments),
     }
