@@ -10,6 +10,9 @@
 //! Little-endian. `version` is the sender's. The 16 bytes of the hello and the first 32 of the answer stay as they are
 //! in every version of the protocol, so that programs of different releases can tell each other that they differ.
 //!
+//! After an acceptance both sides are silent on the socket: its end is how each learns that the other is gone. The server
+//! may say why it ends a session by a refusal right before it.
+//!
 //! Both decoders take what has arrived so far: a verdict comes as soon as the bytes allow one.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -141,7 +144,7 @@ pub enum Descriptor {
 /// Descriptors that come with a [`Welcome`].
 pub const WELCOME_DESCRIPTORS: usize = 4;
 
-/// Why a server does not take a client. The server closes the connection after it.
+/// Why a server does not take a client, or does not keep it. The server closes the connection after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloRefusal {
     /// The two speak different versions of the protocol.
@@ -178,6 +181,9 @@ pub enum HelloRefusal {
         /// How long the server waited.
         waited_ms: u64,
     },
+    /// The peer broke the protocol after it had been accepted; its session is over.
+    #[error("the client broke the protocol: a ring or a message is not what it must be")]
+    ProtocolBroken,
     /// The server has no descriptors or memory left for another client.
     #[error("the server has no resources left for another client: {errno}", errno = std::io::Error::from_raw_os_error(*.os_error as i32))]
     NoResources {
@@ -196,6 +202,7 @@ impl HelloRefusal {
             HelloRefusal::Garbage => (5, 0, 0),
             HelloRefusal::TooLate { waited_ms } => (6, waited_ms, 0),
             HelloRefusal::NoResources { os_error } => (7, os_error.into(), 0),
+            HelloRefusal::ProtocolBroken => (8, 0, 0),
         }
     }
 
@@ -209,6 +216,7 @@ impl HelloRefusal {
             5 => HelloRefusal::Garbage,
             6 => HelloRefusal::TooLate { waited_ms: a },
             7 => HelloRefusal::NoResources { os_error: word(a).filter(|&number| number <= 4095)? },
+            8 => HelloRefusal::ProtocolBroken,
             _ => return None,
         })
     }
@@ -415,7 +423,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn refusals_round_trip(status in 1u32..8, a: u32, b: u32) {
+        fn refusals_round_trip(status in 1u32..9, a: u32, b: u32) {
             if let Some(refusal) = HelloRefusal::decode(status, a.into(), b.into()) {
                 prop_assert!(!refusal.to_string().is_empty());
                 let bytes = Answer::Refused(refusal).encode();
@@ -430,7 +438,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_behind_the_magic(bytes in proptest::collection::vec(any::<u8>(), 0..100), status in 0u8..9) {
+        fn arbitrary_bytes_behind_the_magic(bytes in proptest::collection::vec(any::<u8>(), 0..100), status in 0u8..10) {
             let mut answer = [&ANSWER_MAGIC[..], &[1, 0, 0, 0, status, 0, 0, 0], &bytes].concat();
             let _ = Answer::decode(&answer);
             answer.truncate(ANSWER_BYTES);

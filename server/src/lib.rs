@@ -1,1 +1,4 @@
-//! placeholder
+//! The server of the store.
+
+pub mod args;
+pub mod config;
