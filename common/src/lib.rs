@@ -19,7 +19,9 @@ pub mod limits;
 #[cfg(not(loom))]
 pub mod probe;
 pub mod region;
+pub mod ring;
 pub mod sync;
+#[cfg(not(loom))]
 pub mod transport;
 #[cfg(not(loom))]
 pub mod wire;

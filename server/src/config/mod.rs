@@ -17,6 +17,7 @@ use kv_common::endpoint::{EndpointError, check_socket_path, default_socket};
 use kv_common::layout::SEGMENT_BYTES;
 use kv_common::limits::{CLIENTS_MAX, REGION_MAX_BYTES, REGION_MIN_BYTES, WORKERS_MAX};
 
+pub use kv_common::transport::shm::mapping::PagePolicy;
 pub use sources::{Origin, Sources};
 pub use value::{format_size, parse_size};
 
@@ -50,7 +51,7 @@ pub struct Config {
     /// Threads that serve requests.
     pub workers: usize,
     /// Which pages back the region.
-    pub hugepages: Hugepages,
+    pub hugepages: PagePolicy,
     /// Keys that will be stored, if known: sizes the index.
     pub expected_keys: Option<u64>,
     /// Who may connect besides the server's own user and root.
@@ -61,17 +62,6 @@ pub struct Config {
     pub log_level: LogLevel,
     /// Form of log lines.
     pub log_format: LogFormat,
-}
-
-/// Which pages back the region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hugepages {
-    /// Pages of 2 MiB if there are enough, else ordinary ones and a warning.
-    Auto,
-    /// Pages of 2 MiB, or the server does not start.
-    Require,
-    /// Ordinary pages.
-    Off,
 }
 
 /// Who may connect besides the server's own user and root.
@@ -180,7 +170,7 @@ impl Default for Config {
             memory_bytes: MEMORY_DEFAULT_BYTES,
             socket: default_socket(),
             workers: workers_default(),
-            hugepages: Hugepages::Auto,
+            hugepages: PagePolicy::Auto,
             expected_keys: None,
             allow: Allow::Users(Vec::new()),
             max_clients: MAX_CLIENTS_DEFAULT,
@@ -242,10 +232,10 @@ fn socket(text: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-const HUGEPAGES: [(&str, Hugepages); 3] =
-    [("auto", Hugepages::Auto), ("require", Hugepages::Require), ("off", Hugepages::Off)];
+const HUGEPAGES: [(&str, PagePolicy); 3] =
+    [("auto", PagePolicy::Auto), ("require", PagePolicy::Require), ("off", PagePolicy::Off)];
 
-fn hugepages(text: &str) -> Result<Hugepages, String> {
+fn hugepages(text: &str) -> Result<PagePolicy, String> {
     choice(text, &HUGEPAGES)
 }
 
