@@ -35,9 +35,37 @@ pub enum Verdict {
 /// `payload` is what lies from byte 16 of the block to its end: lengths, key, value.
 #[inline]
 pub fn check(payload: &[u8], version: u64, place: Place, table_id: u64) -> u64 {
-    let payload = if mutant(Mutant::CheckWithoutPayload) { &payload[..8] } else { payload };
+    check_of(hash_of(payload), version, place, table_id)
+}
+
+/// The part of the check that depends on the payload alone: a writer computes it before it takes any lock.
+#[inline]
+pub fn hash_of(payload: &[u8]) -> u64 {
+    payload_hash(if mutant(Mutant::CheckWithoutPayload) { &payload[..8] } else { payload })
+}
+
+/// The check word of a block whose payload hashes to `hash` (see [`hash_of`]).
+#[inline]
+pub fn check_of(hash: u64, version: u64, place: Place, table_id: u64) -> u64 {
     let version = if mutant(Mutant::CheckWithoutVersion) { 0 } else { version };
-    payload_hash(bytes_of(&[payload_hash(payload), version, place.0, table_id]))
+    payload_hash(bytes_of(&[hash, version, place.0, table_id]))
+}
+
+/// Writes the payload of the block of `key` and `value` into `words`, private memory that starts with the block's word
+/// 2: the words after the last byte's are not touched, those before it are. Returns the bytes of the payload.
+///
+/// Panics if key or value exceed their limits or the payload does not fit: the caller has checked them.
+pub fn encode_payload(words: &mut [u64], key: &[u8], value: &[u8]) -> usize {
+    assert!(!key.is_empty() && key.len() <= KEY_MAX_BYTES, "a key has 1 to {KEY_MAX_BYTES} bytes");
+    assert!(value.len() <= VALUE_MAX_BYTES, "a value has at most {VALUE_MAX_BYTES} bytes");
+    let lengths = Lengths { value_bytes: value.len() as u32, key_bytes: key.len() as u16, flags: 0 };
+    let (key_end, end) = (8 + key.len(), 8 + key.len() + value.len());
+    words[end.div_ceil(8) - 1] = 0;
+    words[0] = lengths.encode();
+    let bytes = bytes_of_mut(words);
+    bytes[8..key_end].copy_from_slice(key);
+    bytes[key_end..end].copy_from_slice(value);
+    end
 }
 
 /// Writes the block of `key` and `value` into `words`, private memory, ready to be copied to `place`: the words after
@@ -52,21 +80,11 @@ pub fn encode(
     place: Place,
     table_id: u64,
 ) -> usize {
-    assert!(!key.is_empty() && key.len() <= KEY_MAX_BYTES, "a key has 1 to {KEY_MAX_BYTES} bytes");
-    assert!(value.len() <= VALUE_MAX_BYTES, "a value has at most {VALUE_MAX_BYTES} bytes");
     assert!(version & NOT_LIVE == 0, "versions are below 2^63");
-    let lengths = Lengths { value_bytes: value.len() as u32, key_bytes: key.len() as u16, flags: 0 };
-    let end = lengths.block_bytes();
-    let used = end.div_ceil(8);
-    words[used - 1] = 0;
+    let payload_bytes = encode_payload(&mut words[2..], key, value);
     words[0] = version;
-    words[2] = lengths.encode();
-    let bytes = bytes_of_mut(words);
-    let key_end = BLOCK_HEADER_BYTES + key.len();
-    bytes[BLOCK_HEADER_BYTES..key_end].copy_from_slice(key);
-    bytes[key_end..end].copy_from_slice(value);
-    words[1] = check(&bytes_of(words)[16..end], version, place, table_id);
-    used
+    words[1] = check(&bytes_of(&words[2..])[..payload_bytes], version, place, table_id);
+    2 + payload_bytes.div_ceil(8)
 }
 
 /// Judges `words`, which a READ of the block at `place` brought, for the wanted `key`.
