@@ -1,4 +1,6 @@
 //! The server: the only writer of the region, and the answer of last resort for readers.
 
+pub mod args;
+pub mod config;
 pub mod dispatch;
 pub mod table;
