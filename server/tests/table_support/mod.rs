@@ -1,0 +1,120 @@
+//! What the tests of the table share: a table in memory, and requests through the same bytes that a client would send.
+#![allow(dead_code, reason = "each test file uses its part of it")]
+
+use std::sync::Arc;
+
+use kv_common::layout::SEGMENT_WORDS;
+use kv_common::region::Words;
+use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
+use kv_server::table::{Table, TableConfig, Worker};
+
+pub const SESSION: u64 = 77;
+
+pub fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
+    TableConfig {
+        workers,
+        expected_keys,
+        page_bytes: 4096,
+        table_id: 0x7ab1e,
+        hash_seed: 0x5eed,
+        incarnation: 1,
+        first_version: 1,
+        now_ns: 1_700_000_000_000_000_000,
+    }
+}
+
+pub fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
+    let region = Words::zeroed(segments * SEGMENT_WORDS);
+    Table::create(region, &config(workers, expected_keys)).expect("the region is large enough")
+}
+
+/// A reply as a whole, its chunks joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: Status,
+    pub version: u64,
+    pub value: Vec<u8>,
+    pub hint: Option<IndexHint>,
+}
+
+impl Answer {
+    pub fn refusal(&self) -> Option<Refusal> {
+        if let Status::Refused(refusal) = self.status { Some(refusal) } else { None }
+    }
+}
+
+/// One client of one worker.
+pub struct Client {
+    pub worker: Worker,
+    seq: u64,
+}
+
+impl Client {
+    pub fn new(table: &Arc<Table>, worker: usize) -> Client {
+        Client { worker: Worker::new(table, worker), seq: 0 }
+    }
+
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
+        self.write(Op::Put, 0, key, value)
+    }
+
+    pub fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
+        self.write(Op::CompareAndSet, version, key, value)
+    }
+
+    pub fn delete(&mut self, key: &[u8]) -> Answer {
+        self.request(Op::Delete, 0, key, Value::Inline(&[]), None)
+    }
+
+    pub fn get(&mut self, key: &[u8]) -> Answer {
+        self.request(Op::Get, 0, key, Value::Inline(&[]), None)
+    }
+
+    /// Inline or staged, as a client would choose.
+    fn write(&mut self, op: Op, operand: u64, key: &[u8], value: &[u8]) -> Answer {
+        if value.len() <= kv_common::limits::INLINE_VALUE_MAX_BYTES {
+            return self.request(op, operand, key, Value::Inline(value), None);
+        }
+        let staging = Words::zeroed(value.len().div_ceil(8) + 2);
+        let mut words = vec![0u64; value.len().div_ceil(8)];
+        kv_common::region::bytes_of_mut(&mut words)[..value.len()].copy_from_slice(value);
+        staging.copy_in(1, &words);
+        let hash = kv_common::hash::payload_hash(value);
+        let staged = Value::Staged { offset_bytes: 8, len_bytes: value.len() as u32, hash };
+        self.request(op, operand, key, staged, Some(&staging))
+    }
+
+    pub fn request(
+        &mut self,
+        op: Op,
+        operand: u64,
+        key: &[u8],
+        value: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Answer {
+        self.seq += 1;
+        let request = Request { seq: self.seq, session: SESSION, op, operand, key, value };
+        let message = request.parts(&request.header()).concat();
+        self.message(&message, staging, self.seq)
+    }
+
+    /// Sends any bytes and joins the replies, which must carry `seq`.
+    pub fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
+        let mut answer: Option<Answer> = None;
+        let (mut has_more, mut total_bytes) = (true, 0);
+        self.worker.handle(SESSION, message, staging, &mut |reply| {
+            let bytes = [&reply.header()[..], reply.chunk].concat();
+            let reply = Reply::decode(&bytes).expect("the server's replies can be read");
+            assert!(has_more, "no reply after the last");
+            assert_eq!(reply.seq, seq);
+            (has_more, total_bytes) = (reply.has_more, reply.total_bytes as usize);
+            let Reply { status, version, hint, .. } = reply;
+            let answer = answer.get_or_insert(Answer { status, version, value: Vec::new(), hint });
+            assert_eq!((answer.status, answer.version), (status, version), "one reply in parts");
+            answer.value.extend_from_slice(reply.chunk);
+        });
+        let answer = answer.expect("every request is answered");
+        assert!(!has_more && answer.value.len() == total_bytes, "the reply is whole");
+        answer
+    }
+}
