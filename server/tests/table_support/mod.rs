@@ -8,9 +8,9 @@ use kv_common::region::Words;
 use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
 use kv_server::table::{Table, TableConfig, Worker};
 
-pub const SESSION: u64 = 77;
+pub(crate) const SESSION: u64 = 77;
 
-pub fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
+pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     TableConfig {
         workers,
         expected_keys,
@@ -23,50 +23,50 @@ pub fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     }
 }
 
-pub fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
+pub(crate) fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
     let region = Words::zeroed(segments * SEGMENT_WORDS);
     Table::create(region, &config(workers, expected_keys)).expect("the region is large enough")
 }
 
 /// A reply as a whole, its chunks joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub status: Status,
-    pub version: u64,
-    pub value: Vec<u8>,
-    pub hint: Option<IndexHint>,
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) version: u64,
+    pub(crate) value: Vec<u8>,
+    pub(crate) hint: Option<IndexHint>,
 }
 
 impl Answer {
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
         if let Status::Refused(refusal) = self.status { Some(refusal) } else { None }
     }
 }
 
 /// One client of one worker.
-pub struct Client {
-    pub worker: Worker,
+pub(crate) struct Client {
+    pub(crate) worker: Worker,
     seq: u64,
 }
 
 impl Client {
-    pub fn new(table: &Arc<Table>, worker: usize) -> Client {
+    pub(crate) fn new(table: &Arc<Table>, worker: usize) -> Client {
         Client { worker: Worker::new(table, worker), seq: 0 }
     }
 
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
         self.write(Op::Put, 0, key, value)
     }
 
-    pub fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
+    pub(crate) fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
         self.write(Op::CompareAndSet, version, key, value)
     }
 
-    pub fn delete(&mut self, key: &[u8]) -> Answer {
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Answer {
         self.request(Op::Delete, 0, key, Value::Inline(&[]), None)
     }
 
-    pub fn get(&mut self, key: &[u8]) -> Answer {
+    pub(crate) fn get(&mut self, key: &[u8]) -> Answer {
         self.request(Op::Get, 0, key, Value::Inline(&[]), None)
     }
 
@@ -84,7 +84,7 @@ impl Client {
         self.request(op, operand, key, staged, Some(&staging))
     }
 
-    pub fn request(
+    pub(crate) fn request(
         &mut self,
         op: Op,
         operand: u64,
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// Sends any bytes and joins the replies, which must carry `seq`.
-    pub fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
+    pub(crate) fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
         let mut answer: Option<Answer> = None;
         let (mut has_more, mut total_bytes) = (true, 0);
         self.worker.handle(SESSION, message, staging, &mut |reply| {
