@@ -83,6 +83,8 @@ fn a_message_without_a_sequence_number_is_answered_under_zero() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
     #[test]
     fn arbitrary_messages_are_answered(
         messages in prop::collection::vec(

@@ -2,11 +2,10 @@
 
 mod table_support;
 
-use kv_common::hash::KeyHash;
 use kv_common::layout::{LINE_SLOTS, SEGMENT_LINES, Span};
 use kv_common::limits::{OVERFLOW_CHAIN_MAX, VALUE_MAX_BYTES};
 use kv_common::wire::{Refusal, Status};
-use table_support::{Client, config, table};
+use table_support::{Client, config, keys_of_one_home, table};
 
 /// Three quarters of all slots of an index segment.
 const SEGMENT_KEYS: u64 = SEGMENT_LINES * LINE_SLOTS as u64 * 3 / 4;
@@ -77,13 +76,6 @@ fn a_full_index_segment_refuses_new_keys_and_keeps_the_others() {
     assert_eq!(client.put(&key(0), b"updates need no new slot").status, Status::Done);
     assert_eq!(client.delete(&key(1)).status, Status::Done);
     assert_eq!(client.put(&key(1), b"").status, Status::Done, "the slot it had is free");
-}
-
-/// Keys that share the home of key 0.
-fn keys_of_one_home(count: usize) -> Vec<[u8; 8]> {
-    let seed = config(1, None).hash_seed;
-    let home = KeyHash::new(seed, &key(0)).home();
-    (0..).map(key).filter(|key| KeyHash::new(seed, key).home() == home).take(count).collect()
 }
 
 #[test]

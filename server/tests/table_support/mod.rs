@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use kv_common::hash::KeyHash;
 use kv_common::layout::SEGMENT_WORDS;
 use kv_common::region::Words;
 use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
@@ -26,6 +27,13 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
 pub(crate) fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
     let region = Words::zeroed(segments * SEGMENT_WORDS);
     Table::create(region, &config(workers, expected_keys)).expect("the region is large enough")
+}
+
+/// Keys of 8 bytes that share one home.
+pub(crate) fn keys_of_one_home(count: usize) -> Vec<[u8; 8]> {
+    let hash = |key: &[u8; 8]| KeyHash::new(config(1, None).hash_seed, key);
+    let home = hash(&[0; 8]).home();
+    (0u64..).map(u64::to_le_bytes).filter(|key| hash(key).home() == home).take(count).collect()
 }
 
 /// A reply as a whole, its chunks joined.
