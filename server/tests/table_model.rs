@@ -141,7 +141,7 @@ fn play(segments: usize, steps: &[Step]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn the_table_does_what_a_map_does(steps in prop::collection::vec(step(), 1..300)) {

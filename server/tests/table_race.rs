@@ -6,15 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use kv_common::block::{self, Verdict};
 use kv_common::hash::payload_hash;
-use kv_common::layout::{LINE_WORDS, WINDOW_WORDS};
-use kv_common::limits::OVERFLOW_CHAIN_MAX;
-use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
-use kv_common::region::{ReadWords, bytes_of};
+use kv_common::region::ReadWords;
 use kv_common::wire::Status;
 use kv_server::table::{Table, walk};
-use table_support::{Client, keys_of_one_home, table};
+use table_support::{Client, Look, keys_of_one_home, look, table};
 
 const WORKERS: usize = 3;
 const READERS: usize = 2;
@@ -45,48 +41,6 @@ fn value(i: u64, n: u64) -> Vec<u8> {
 fn assert_is_value(i: u64, bytes: &[u8]) {
     let n = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
     assert!(bytes == value(i, n), "a value of key {i} that nobody wrote");
-}
-
-/// What one look at the region says.
-enum Look {
-    Found {
-        version: u64,
-        value: Vec<u8>,
-    },
-    Absent,
-    /// A client would look again, or ask the server.
-    Unclear,
-}
-
-/// One GET as a client does it, by nothing but reading.
-fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
-    let hash = view.hash(key);
-    let home = view.home(hash);
-    let mut matches = Matches::none();
-    let mut window = [0; WINDOW_WORDS];
-    region.copy_out(home.word(), &mut window);
-    let mut state = judge_window(&window, hash, &mut matches);
-    for _ in 0..=OVERFLOW_CHAIN_MAX {
-        let LineState::Answers { next, .. } = state else { return Look::Unclear };
-        if !matches.is_empty() {
-            break;
-        }
-        if next == 0 {
-            return Look::Absent;
-        }
-        let mut line = [0; LINE_WORDS];
-        region.copy_out(home.sibling(next).word(), &mut line);
-        state = judge_overflow(&line, home.in_segment() as u16, hash, &mut matches);
-    }
-    for &slot in matches.slots() {
-        let Some(words) = view.block_words(slot) else { continue };
-        let mut block = vec![0; words];
-        region.copy_out(slot.place().word(), &mut block);
-        if let Verdict::Found { version, value } = block::judge(&block, key, slot.place(), view.table_id) {
-            return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
-        }
-    }
-    Look::Unclear
 }
 
 /// The highest version of each key that was acknowledged. Only for keys that are never deleted.

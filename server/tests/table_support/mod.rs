@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
+use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
-use kv_common::layout::SEGMENT_WORDS;
-use kv_common::region::Words;
+use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
+use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
+use kv_common::region::{ReadWords, Words, bytes_of};
 use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
 use kv_server::table::{Table, TableConfig, Worker};
 
@@ -125,4 +128,46 @@ impl Client {
         assert!(!has_more && answer.value.len() == total_bytes, "the reply is whole");
         answer
     }
+}
+
+/// What one look at the region says.
+pub(crate) enum Look {
+    Found {
+        version: u64,
+        value: Vec<u8>,
+    },
+    Absent,
+    /// A client would look again, or ask the server.
+    Unclear,
+}
+
+/// One GET as a client does it, by nothing but reading.
+pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
+    let hash = view.hash(key);
+    let home = view.home(hash);
+    let mut matches = Matches::none();
+    let mut window = [0; WINDOW_WORDS];
+    region.copy_out(home.word(), &mut window);
+    let mut state = judge_window(&window, hash, &mut matches);
+    for _ in 0..=OVERFLOW_CHAIN_MAX {
+        let LineState::Answers { next, .. } = state else { return Look::Unclear };
+        if !matches.is_empty() {
+            break;
+        }
+        if next == 0 {
+            return Look::Absent;
+        }
+        let mut line = [0; LINE_WORDS];
+        region.copy_out(home.sibling(next).word(), &mut line);
+        state = judge_overflow(&line, home.in_segment() as u16, hash, &mut matches);
+    }
+    for &slot in matches.slots() {
+        let Some(words) = view.block_words(slot) else { continue };
+        let mut block = vec![0; words];
+        region.copy_out(slot.place().word(), &mut block);
+        if let Verdict::Found { version, value } = block::judge(&block, key, slot.place(), view.table_id) {
+            return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
+        }
+    }
+    Look::Unclear
 }
