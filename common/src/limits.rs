@@ -45,6 +45,9 @@ pub const MESSAGE_MAX_BYTES: usize = 128 + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTE
 /// Requests that one client may have in flight: the credit that the server grants.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 
+/// Operations that one client may have submitted and not taken the completions of.
+pub const CLIENT_OPERATIONS_MAX: usize = 4096;
+
 /// Bytes of a ring or a staging area, at most: a client maps what the server announces, and no more than this.
 pub const CHANNEL_MAX_BYTES: u64 = 64 << 20;
 

@@ -36,7 +36,7 @@ pub enum IdentityError {
 
 /// What a reader knows of a table: identity and directory. An old directory stays right for its own depth, or the
 /// depth bits of the lines say that it is not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableView {
     /// Random per table, part of every check.
     pub table_id: u64,
@@ -91,6 +91,11 @@ impl TableView {
             directory: Vec::new(),
             depth: 0,
         })
+    }
+
+    /// The view of a region before anything of it was read.
+    pub fn unread(region_words: usize) -> TableView {
+        TableView { region_words, ..TableView::default() }
     }
 
     /// Checks a depth that was read from the superblock, before the directory is read.

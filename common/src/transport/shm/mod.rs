@@ -13,6 +13,7 @@
 //! | [`spin`] | how long to look before going to sleep |
 
 pub mod channel;
+pub mod client;
 pub mod credentials;
 pub mod doorbell;
 pub mod hello;

@@ -58,7 +58,7 @@ pub enum BindError {
     #[error(transparent)]
     Path(#[from] PathError),
     /// The directory is not there.
-    #[error("the directory {} does not exist; create it first", .directory.display())]
+    #[error("the directory {} does not exist or is none; create it first", .directory.display())]
     MissingDirectory {
         /// The directory.
         directory: PathBuf,
