@@ -84,15 +84,11 @@ impl IndexCache {
         let first = &entries[self.position(home)];
         let second = &entries[self.position(home.next())];
         prefetch_line(second);
+        let (mask, fingerprint) = (self.tag_mask(), hash.fingerprint());
+        let has_first = first.tag & mask == self.tag(home);
+        let has_second = second.tag & mask == self.tag(home.next());
         let mut matches = Matches::none();
-        let fingerprint = hash.fingerprint();
-        let has_first = first.tag & self.tag_mask() == self.tag(home);
-        if has_first {
-            matches.add_line(&first.slots, fingerprint);
-        }
-        if second.tag & self.tag_mask() == self.tag(home.next()) {
-            matches.add_line(&second.slots, fingerprint);
-        }
+        matches.add_window([&first.slots, &second.slots], [has_first, has_second], fingerprint);
         if has_first && matches.is_empty() && first.tag >> 48 != 0 {
             self.find_overflow(home, (first.tag >> 48) as u16, fingerprint, &mut matches);
         }

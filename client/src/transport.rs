@@ -28,6 +28,11 @@ impl Transport for AnyTransport {
         each!(self, transport => transport.read_now(at_word, out))
     }
 
+    #[inline]
+    fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
+        each!(self, transport => transport.guard_now())
+    }
+
     fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
         each!(self, transport => transport.post_read(token, at_word, buffer));
     }

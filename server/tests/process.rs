@@ -3,8 +3,8 @@
 mod support;
 
 use kv_common::hello::{Answer, Hello, HelloRefusal};
-use kv_common::transport::shm::owner::OwnerState;
 use kv_common::layout::superblock;
+use kv_common::transport::shm::owner::OwnerState;
 use kv_common::wire::{Op, Refusal, Reply, Status};
 use rustix::process::Signal;
 use support::{Peer, Site, knock, wait_for};
@@ -13,7 +13,8 @@ use support::{Peer, Site, knock, wait_for};
 fn the_printed_configuration_can_be_fed_back() {
     let site = Site::new();
     let file = site.path("kv.toml");
-    let args = ["--print-config", "--memory", "64GiB", "--workers", "3", "--allow-uid", "7", "--log-format", "json"];
+    let args =
+        ["--print-config", "--memory", "64GiB", "--workers", "3", "--allow-uid", "7", "--log-format", "json"];
     let (code, first, _) = site.run(&args);
     assert_eq!(code, Some(0));
     assert!(first.contains("memory = \"64GiB\"") && first.contains("# --memory"), "{first}");
@@ -65,7 +66,16 @@ fn what_the_machine_does_not_have_ends_with_code_3() {
     let (code, _, error) = site.run(&["--socket", socket, "--memory", "15TiB", "--hugepages", "require"]);
     assert_eq!(code, Some(3));
     assert!(error.contains("missing; as root: sysctl vm.nr_hugepages="), "{error}");
-    let (code, _, error) = site.run(&["--socket", socket, "--memory", "16MiB", "--hugepages", "off", "--expected-keys", "9000000"]);
+    let (code, _, error) = site.run(&[
+        "--socket",
+        socket,
+        "--memory",
+        "16MiB",
+        "--hugepages",
+        "off",
+        "--expected-keys",
+        "9000000",
+    ]);
     assert_eq!(code, Some(3));
     assert!(error.contains("more --memory or fewer --expected-keys"), "{error}");
     assert_eq!(std::fs::read_dir(site.dir.path()).unwrap().count(), 0, "nothing is left behind");
@@ -99,7 +109,9 @@ fn the_readiness_line_says_where_and_how_much() {
         format!("ready socket={} memory_bytes={} pid={}\n", site.socket().display(), 16 << 20, server.pid());
     assert_eq!(server.ready, expected);
     let log = server.log();
-    for part in ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=1048576", "started"] {
+    for part in
+        ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=1048576", "started"]
+    {
         assert!(log.contains(part), "{part}: {log}");
     }
     assert_eq!(log.matches("pages instead of hugepages").count(), 0, "nobody asked for hugepages");
@@ -134,7 +146,8 @@ fn sigterm_and_sigint_end_an_idle_server_with_code_0_and_leave_nothing() {
         assert!(site.socket().exists());
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0), "{}", server.log());
-        let left: Vec<_> = std::fs::read_dir(site.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            std::fs::read_dir(site.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["log"], "socket and lock file are gone");
     }
 }
@@ -192,7 +205,8 @@ fn of_two_servers_on_one_socket_the_second_is_refused() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let (code, _, error) = site.run(&flags);
     assert_eq!(code, Some(3));
-    let reason = format!("another server is running on {} (process {})", site.socket().display(), server.pid());
+    let reason =
+        format!("another server is running on {} (process {})", site.socket().display(), server.pid());
     assert!(error.contains(&reason), "{error}");
     Peer::connect(&site.socket()).call(Op::Ping, b"", b"");
     server.signal(Signal::TERM);

@@ -93,8 +93,7 @@ pub(crate) struct Server {
 
 impl Server {
     fn start(mut command: Command, log: &Path) -> Server {
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         let server = Server { child, ready, log: log.to_owned() };

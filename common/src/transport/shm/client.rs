@@ -47,8 +47,7 @@ impl ShmTransport {
     fn check_owner(&self) -> Result<(), Broken> {
         match OwnerState::load(&self.region, OWNER_BYTE) {
             OwnerState::Alive => Ok(()),
-            OwnerState::Died => Err(Broken::ServerGone),
-            OwnerState::Unowned => Err(Broken::Protocol { what: "the region has no owner".into() }),
+            state => Err(not_alive(state)),
         }
     }
 
@@ -58,12 +57,26 @@ impl ShmTransport {
     }
 }
 
+#[cold]
+fn not_alive(state: OwnerState) -> Broken {
+    match state {
+        OwnerState::Unowned => Broken::Protocol { what: "the region has no owner".into() },
+        OwnerState::Died | OwnerState::Alive => Broken::ServerGone,
+    }
+}
+
 impl Transport for ShmTransport {
     #[inline]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         self.region.copy_out(at_word, out);
-        self.check_owner()?;
         Ok(ReadNow::Done)
+    }
+
+    #[inline]
+    fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
+        let place_epoch = self.region.load(superblock::PLACE_EPOCH);
+        self.check_owner()?;
+        Ok(Some(place_epoch))
     }
 
     fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
