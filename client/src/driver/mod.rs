@@ -9,7 +9,7 @@ mod requests;
 use std::collections::VecDeque;
 
 use kv_common::hash::KeyHash;
-use kv_common::limits::{CLIENT_OPERATIONS_MAX, VALUE_MAX_BYTES};
+use kv_common::limits::{CLIENT_OPERATIONS_MAX, EVENTS_PER_TURN_MAX, VALUE_MAX_BYTES};
 use kv_common::probe::TableView;
 use kv_common::transport::{Broken, Event, Transport};
 use slab::Slab;
@@ -155,8 +155,13 @@ impl<T: Transport> Driver<T> {
         }
     }
 
+    /// Takes what came, a bounded number: a server that never stops talking must not keep deadlines from being looked
+    /// at.
     fn take_events(&mut self) {
-        while self.broken.is_none() {
+        for _ in 0..EVENTS_PER_TURN_MAX {
+            if self.broken.is_some() {
+                return;
+            }
             match self.transport.poll() {
                 Ok(None) => return,
                 Ok(Some(Event::Message(message))) => self.on_message(&message),
@@ -242,6 +247,16 @@ impl<T: Transport> Driver<T> {
         } else {
             self.start_get(index);
         }
+        Ok(ticket)
+    }
+
+    /// Starts a GET that the server answers.
+    pub(crate) fn submit_ask(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        let hash = self.view.hash(key);
+        let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
+        let index = self.insert(key, hash, kind)?;
+        let ticket = self.ops[index].ticket;
+        self.ask(index);
         Ok(ticket)
     }
 

@@ -51,7 +51,9 @@ pub(crate) enum GetNow {
     Found { version: Version, value: std::ops::Range<usize> },
     /// Proved absent.
     Absent,
-    /// It takes more than reading: submit it.
+    /// Reading does not settle it: ask the server.
+    Ask,
+    /// It takes more than READs that are loads: submit it.
     Submit,
 }
 
@@ -114,8 +116,9 @@ impl<T: Transport> Driver<T> {
                     self.count_get(Some(false));
                     return Ok(GetNow::Absent);
                 }
-                // The submitted GET starts over; these are rare.
-                Action::RefreshDirectory | Action::Ask => return Ok(GetNow::Submit),
+                Action::Ask => return Ok(GetNow::Ask),
+                // The submitted GET starts over; this is rare.
+                Action::RefreshDirectory => return Ok(GetNow::Submit),
             }
         }
     }
@@ -215,15 +218,20 @@ impl<T: Transport> Driver<T> {
                     break;
                 }
                 Action::Ask => {
-                    self.stats.asked_server += 1;
-                    self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
-                    self.unsent.push_back(key);
-                    self.send_queued();
+                    self.ask(key);
                     break;
                 }
             }
         }
         self.spare_buffers.extend(buffer);
+    }
+
+    /// Has the server answer a GET: the answer of last resort.
+    pub(super) fn ask(&mut self, key: usize) {
+        self.stats.asked_server += 1;
+        self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
+        self.unsent.push_back(key);
+        self.send_queued();
     }
 
     fn step_op(&mut self, key: usize, words: Option<&[u64]>, place_epoch: u64) -> Action {
