@@ -12,7 +12,9 @@ use support::{Peer, Server, Site, wait_for};
 fn counter(region: &ReadWords, counter: Counter) -> u64 {
     let workers = region.load(superblock::WORKERS) as usize;
     (0..workers)
-        .map(|worker| region.load(superblock::COUNTERS + worker * superblock::COUNTER_WORDS + counter as usize))
+        .map(|worker| {
+            region.load(superblock::COUNTERS + worker * superblock::COUNTER_WORDS + counter as usize)
+        })
         .fold(0, u64::wrapping_add)
 }
 
@@ -61,13 +63,17 @@ fn a_ring_that_is_broken_ends_its_session_and_no_other() {
     assert_ne!(number, forger.welcome.session);
     assert_eq!(farewell_after_wake(&mut bad), Malformed::Short);
     // A message of another session.
-    let forged = Request { seq: 1, session: number, op: Op::Put, operand: 0, key: b"k", value: Value::Inline(b"v") };
+    let forged =
+        Request { seq: 1, session: number, op: Op::Put, operand: 0, key: b"k", value: Value::Inline(b"v") };
     forger.end.requests.try_push(&forged.parts(&forged.header())).unwrap();
     assert_eq!(farewell_after_wake(&mut forger), Malformed::Session);
     good.call(Op::Put, b"key", b"value");
     assert_eq!(Reply::decode(&good.call(Op::Get, b"k", b"")).unwrap().status, Status::NotFound);
     let log = server.log();
-    assert!(log.contains("closed a client that broke the protocol") && log.contains("shorter than its header"), "{log}");
+    assert!(
+        log.contains("closed a client that broke the protocol") && log.contains("shorter than its header"),
+        "{log}"
+    );
 }
 
 fn farewell_after_wake(peer: &mut Peer) -> Malformed {
@@ -142,7 +148,7 @@ fn clients_that_vanish_leave_nothing() {
     for round in 0..200 {
         let mut peer = Peer::connect(&site.socket());
         for _ in 0..round % 20 {
-            peer.try_send(Op::Put, b"key", &[1; 5000]).unwrap();
+            peer.try_send(Op::Put, b"key", &[1; 2000]).unwrap();
         }
         drop(peer);
     }
