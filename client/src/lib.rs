@@ -165,7 +165,9 @@ impl Client {
             GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
             GetNow::Absent => Ok(None),
             GetNow::Ask => self.driver.submit_ask(key).and_then(|ticket| self.get_submitted(ticket, visit)),
-            GetNow::Submit => self.driver.submit_get(key).and_then(|ticket| self.get_submitted(ticket, visit)),
+            GetNow::Submit => {
+                self.driver.submit_get(key).and_then(|ticket| self.get_submitted(ticket, visit))
+            }
         }
     }
 
@@ -217,7 +219,8 @@ impl Client {
                     Ok(GetNow::Absent) => visit(index, Ok(None)),
                     Ok(GetNow::Ask | GetNow::Submit) => {
                         let value = self.get(key);
-                        let found = value.as_ref().map(|found| found.as_ref().map(|v| (&v.bytes[..], v.version)));
+                        let found =
+                            value.as_ref().map(|found| found.as_ref().map(|v| (&v.bytes[..], v.version)));
                         visit(index, found.map_err(Clone::clone));
                     }
                     Err(error) => visit(index, Err(error)),

@@ -55,9 +55,11 @@ pub const REQUEST_HEADER_BYTES: usize = size_of::<RequestHeader>();
 pub const REPLY_HEADER_BYTES: usize = size_of::<ReplyHeader>();
 
 const _: () = assert!(
-    REQUEST_HEADER_BYTES + size_of::<StagedHeader>() + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES <= crate::ring::MESSAGE_MAX_BYTES
+    REQUEST_HEADER_BYTES + size_of::<StagedHeader>() + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES
+        <= crate::ring::MESSAGE_MAX_BYTES
 );
-const _: () = assert!(REPLY_HEADER_BYTES + crate::limits::REPLY_CHUNK_BYTES <= crate::ring::MESSAGE_MAX_BYTES);
+const _: () =
+    assert!(REPLY_HEADER_BYTES + crate::limits::REPLY_CHUNK_BYTES <= crate::ring::MESSAGE_MAX_BYTES);
 
 const STAGED: u8 = 1;
 const MORE: u8 = 1;

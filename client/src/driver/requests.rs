@@ -96,7 +96,8 @@ impl<T: Transport> Driver<T> {
                     value.extend_from_slice(reply.chunk);
                     let is_whole = value.len() == reply.total_bytes as usize;
                     if is_whole == reply.has_more || (reply.has_more && reply.chunk.is_empty()) {
-                        let what = format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes);
+                        let what =
+                            format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes);
                         return self.fail_all(Broken::Protocol { what });
                     }
                     if reply.has_more {
