@@ -135,12 +135,10 @@ mod tsc {
     }
 
     #[inline]
+    #[allow(unused_unsafe)] // newer compilers than the oldest supported one know that the intrinsic is safe
     fn fence() {
         // SAFETY: `lfence` is part of SSE2 and so of every x86-64 processor; it touches no memory.
-        #[allow(unused_unsafe)] // safe to call from Rust 1.94 on
-        unsafe {
-            _mm_lfence();
-        }
+        unsafe { _mm_lfence() }
     }
 
     /// One reading of both clocks: the counter, and the middle of the narrowest of several brackets around it.

@@ -18,7 +18,9 @@ use crate::runner::{RunPlan, RunResult, null_ns_per_op, run};
 use crate::store::dashmap::DashMapFactory;
 use crate::store::floor::FloorFactory;
 use crate::store::null::NullFactory;
+use crate::store::pages::available_bytes;
 use crate::store::{Factory, StoreError};
+use crate::units::show_size_bytes;
 use crate::workload::skew;
 
 /// Why a command could not be carried out.
@@ -41,6 +43,19 @@ pub enum CommandError {
     /// Not enough memory for the floor.
     #[error("cannot make the floor: {0}")]
     Floor(std::io::Error),
+    /// Not enough memory for what lives in this process.
+    #[error(
+        "{what} would take about {} here and {} are available; use a smaller --recordcount or --value-size",
+        show_size_bytes(*.needed_bytes), show_size_bytes(*.available_bytes)
+    )]
+    Memory {
+        /// Which stores.
+        what: &'static str,
+        /// Bytes that they take.
+        needed_bytes: u64,
+        /// Bytes that there are.
+        available_bytes: u64,
+    },
 }
 
 impl CommandError {
@@ -48,7 +63,7 @@ impl CommandError {
         match self {
             Self::Usage(_) | Self::Json { .. } => Exit::Usage,
             Self::Store(error) => Exit::of_error(error),
-            Self::Floor(_) => Exit::Refused,
+            Self::Floor(_) | Self::Memory { .. } => Exit::Refused,
         }
     }
 }
@@ -77,6 +92,22 @@ fn target(store: &StoreArgs) -> Result<Target, UsageError> {
         Some("mem:null") => Ok(Target::Null),
         Some("mem:dashmap") => Ok(Target::DashMap),
         other => Err(UsageError::Url(other.unwrap_or("").into())),
+    }
+}
+
+/// Bytes that a map takes for a record besides key and value: two allocations, their lengths, the table's slot.
+const MAP_OVERHEAD_BYTES: u64 = 96;
+
+/// Refuses what would not fit into memory, rather than being killed half-way.
+fn check_memory(what: &'static str, copies: u64, plan: &RunPlan) -> Result<(), CommandError> {
+    let (keys, shape) = (plan.workload.keys, plan.shape);
+    let record_bytes = (keys.bytes_max() + shape.value_bytes()) as u64 + MAP_OVERHEAD_BYTES;
+    let needed_bytes = record_bytes.saturating_mul(plan.workload.records).saturating_mul(copies);
+    match available_bytes() {
+        Some(available_bytes) if needed_bytes > available_bytes => {
+            Err(CommandError::Memory { what, needed_bytes, available_bytes })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -119,12 +150,11 @@ impl JsonSink {
 
 fn load(args: &LoadArgs) -> Result<Exit, CommandError> {
     let plan = args.plan()?;
-    let records = usize::try_from(plan.workload.records).unwrap_or(usize::MAX);
     let sink = JsonSink::open(args.drive.json.as_deref())?;
     match target(&args.store)? {
         Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
         Target::Null => load_into(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, false, sink),
-        Target::DashMap => load_into(&DashMapFactory::with_capacity(records), &plan, args.verify, sink),
+        Target::DashMap => load_into(&DashMapFactory::default(), &plan, args.verify, sink),
     }
 }
 
@@ -135,6 +165,9 @@ fn load_into<F: Factory>(
     sink: JsonSink,
 ) -> Result<Exit, CommandError> {
     let clock = SystemClock::start();
+    if factory.is_in_process() {
+        check_memory("the map", 1, plan)?;
+    }
     let mut result = run_shown("load", factory, plan, &clock)?;
     let loaded = Exit::of_result(&result);
     let mut exit = loaded;
@@ -154,21 +187,21 @@ fn load_into<F: Factory>(
 
 fn run_workload(args: &RunArgs) -> Result<Exit, CommandError> {
     let plan = args.plan()?;
-    let records = usize::try_from(plan.workload.records).unwrap_or(usize::MAX);
     let sink = JsonSink::open(args.drive.json.as_deref())?;
     match target(&args.store)? {
         Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
         Target::Null => run_on(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, sink),
-        Target::DashMap => run_on(&DashMapFactory::with_capacity(records), &plan, sink),
+        Target::DashMap => run_on(&DashMapFactory::default(), &plan, sink),
     }
 }
 
 fn run_on<F: Factory>(factory: &F, plan: &RunPlan, sink: JsonSink) -> Result<Exit, CommandError> {
     let clock = SystemClock::start();
     if factory.is_in_process() {
+        check_memory("the map", 1, plan)?;
         run_shown("load", factory, &fill(plan), &clock)?;
     }
-    let result = run_shown(plan.workload.name, factory, plan, &clock)?;
+    let result = run_shown(&format!("workload {}", plan.workload.name), factory, plan, &clock)?;
     report(factory, plan, &result, &clock, sink)?;
     Ok(Exit::of_result(&result))
 }
@@ -205,11 +238,10 @@ fn report<F: Factory>(
 
 fn compare_all(args: &CompareArgs) -> Result<Exit, CommandError> {
     let plan = args.plan()?;
-    let records = usize::try_from(plan.workload.records).unwrap_or(usize::MAX);
     let sink = JsonSink::open(args.json.as_deref())?;
     match target(&args.store)? {
         Target::Null => Err(UsageError::Null("compare").into()),
-        Target::DashMap => compare_with(&DashMapFactory::with_capacity(records), args, &plan, sink),
+        Target::DashMap => compare_with(&DashMapFactory::default(), args, &plan, sink),
     }
 }
 
@@ -221,6 +253,7 @@ fn compare_with<F: Factory>(
 ) -> Result<Exit, CommandError> {
     let clock = SystemClock::start();
     let (reads, workload) = (as_run(plan), &plan.workload);
+    check_memory("the map and the floor", if store.is_in_process() { 3 } else { 2 }, &reads)?;
     let records = usize::try_from(workload.records).unwrap_or(usize::MAX);
     let peer = DashMapFactory::with_capacity(records);
     run_shown("load dashmap", &peer, &fill(&reads), &clock)?;

@@ -129,3 +129,14 @@ fn json_goes_to_a_file_and_replaces_what_was_there() {
     let found: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(found["operations"], 10);
 }
+
+#[test]
+fn what_does_not_fit_into_memory_is_refused() {
+    let huge = "--url mem:dashmap --recordcount 1G --value-size 1MiB";
+    for line in [format!("run --workload c {huge}"), format!("compare {huge}"), format!("load {huge}")] {
+        let output = bench(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{line}: {errors}");
+        assert!(errors.contains("--recordcount"), "{errors}");
+    }
+}

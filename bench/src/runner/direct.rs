@@ -52,7 +52,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
         let begun = Begun { at: self.clock.begin(), intended };
         let outcome = self.store.write(key, &self.value);
         let end = self.clock.end();
-        self.author.end(number, outcome.as_ref().map(|()| ()));
+        self.author.end(number, outcome.as_ref().copied());
         self.conclude(step.kind, number, begun, end, outcome.map(|()| true));
     }
 
@@ -76,7 +76,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
         let write_begin = self.clock.begin();
         let outcome = self.store.write(key, &self.record);
         let end = self.clock.end();
-        self.author.end(number, outcome.as_ref().map(|()| ()));
+        self.author.end(number, outcome.as_ref().copied());
         if step.kind == OpKind::Rmw && outcome.is_ok() {
             self.tally.rmw_read.record(self.clock.ns(read_end - begun.at));
             self.tally.rmw_write.record(self.clock.ns(end - write_begin));

@@ -217,8 +217,10 @@ pub fn run<F: Factory, C: Clock>(
     })
 }
 
-/// Operations on the null store that measure the harness.
-const NULL_OPERATIONS: u64 = 400_000;
+/// Operations on the null store that measure the harness, and the bytes of values that they may make: with large
+/// values, fewer are enough.
+const NULL_OPERATIONS_MAX: u64 = 400_000;
+const NULL_BYTES_MAX: u64 = 1 << 30;
 
 /// What the harness itself needs for an operation of `plan`, in nanoseconds of one thread: the same workload on a
 /// store that does nothing, with as many threads, unverified and as fast as it goes.
@@ -226,9 +228,11 @@ const NULL_OPERATIONS: u64 = 400_000;
 /// # Errors
 /// None that the null store could cause.
 pub fn null_ns_per_op<C: Clock>(plan: &RunPlan, clock: &C) -> Result<f64, StoreError> {
+    let operations =
+        (NULL_BYTES_MAX / (plan.shape.value_bytes() as u64).max(1)).clamp(16, NULL_OPERATIONS_MAX);
     let plan = RunPlan {
-        warmup: Length::Operations(NULL_OPERATIONS / 4),
-        length: Length::Operations(NULL_OPERATIONS),
+        warmup: Length::Operations(operations / 4),
+        length: Length::Operations(operations),
         target_ops_per_s: None,
         verify: Verify::Length,
         warm_index: false,

@@ -68,6 +68,16 @@ impl Area {
     }
 }
 
+/// Bytes of memory that this machine can still give out, if the kernel says.
+pub fn available_bytes() -> Option<u64> {
+    parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(kib.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 /// Bytes on transparent huge pages in the mapping that holds `address`.
 fn granted_bytes(address: usize) -> Option<u64> {
     parse_granted(&std::fs::read_to_string("/proc/self/smaps").ok()?, address)
@@ -100,6 +110,12 @@ mod tests {
             assert!(!area.describe().is_empty());
         }
         assert_eq!(Area::new(0, false).unwrap().describe(), "4 KiB pages");
+    }
+
+    #[test]
+    fn available_memory_is_read() {
+        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
     }
 
     #[test]
