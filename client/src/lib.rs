@@ -1,1 +1,415 @@
-//! placeholder
+//! Client library of a one-sided key-value store: GETs read the server's memory, and no CPU of the server is involved;
+//! writes are requests to the server.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), kv_client::Error> {
+//! let mut client = kv_client::Client::connect("kv+shm:///tmp/kv.sock")?;
+//! let version = client.put(b"key", b"value")?;
+//! let value = client.get(b"key")?.expect("it was just put");
+//! assert_eq!((value.bytes.as_slice(), value.version), (&b"value"[..], version));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Consistency
+//! Operations are linearizable: each takes effect at one moment between its call and its return. A GET returns a value
+//! that the key had at such a moment, whole, or says that the key was absent at one. A client reads its own writes,
+//! also those it has submitted and not yet waited for.
+//!
+//! # Errors
+//! No call waits longer than [`Options::timeout`]. A write that was sent and not answered ends as
+//! [`Error::OutcomeUnknown`]: it may have happened. Every other error means that nothing was changed.
+//!
+//! # Threads and processes
+//! The library starts no threads. A [`Client`] is used by one thread at a time; give each thread its own. After a fork
+//! the child must connect anew: there every call returns [`Error::UsedAfterFork`].
+
+mod cache;
+mod connect;
+mod driver;
+mod error;
+mod fork;
+mod get;
+mod op;
+mod stat;
+mod stats;
+mod transport;
+
+use std::time::Duration;
+
+pub use driver::WarmUp;
+pub use error::Error;
+pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
+pub use kv_common::transport::Broken;
+pub use kv_common::wire::Refusal;
+pub use op::{CasOutcome, Completion, Outcome, Ticket, Value, Version};
+pub use stat::ServerStat;
+pub use stats::Stats;
+
+use driver::{Driver, GetNow, check_value};
+use fork::ForkGuard;
+use op::Write;
+use transport::AnyTransport;
+
+/// How a client behaves; the default suits most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long an operation, and the connecting, may take. Default: 5 s.
+    pub timeout: Duration,
+    /// Bytes that the index cache may have, rounded down to a power of two; it never takes more than the index has,
+    /// which is about 12 to 25 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
+    pub index_cache_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            timeout: Duration::from_nanos(kv_common::limits::OPERATION_TIMEOUT_NS),
+            index_cache_bytes: 64 << 20,
+        }
+    }
+}
+
+/// A connection to one server.
+pub struct Client {
+    driver: Driver<AnyTransport>,
+    fork: ForkGuard,
+    connection: Connection,
+}
+
+/// What a client is connected to, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// `shm`: loads from a mapping of the server's region.
+    pub transport: &'static str,
+    /// The server's endpoint as a URL.
+    pub url: String,
+    /// Why this transport was chosen.
+    pub why: String,
+    /// The server's process, if it is on this host.
+    pub server_pid: Option<u32>,
+    /// Bytes of the server's region.
+    pub region_bytes: u64,
+    /// Bytes of the pages that back the region.
+    pub region_page_bytes: u64,
+    /// Bytes of the index cache.
+    pub index_cache_bytes: u64,
+    /// Which pages hold the index cache.
+    pub index_cache_pages: &'static str,
+    /// The table's random id.
+    pub table_id: u64,
+    /// Random per start of the server.
+    pub incarnation: u64,
+}
+
+impl Client {
+    /// Connects to the server that `url` names: `kv+shm:///path/of/socket`, or the path of a socket.
+    ///
+    /// # Errors
+    /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it does not want this
+    /// client (not there, not permitted, another protocol version, silent), [`Error::Identity`] if what it serves is
+    /// no table that this library reads.
+    pub fn connect(url: &str) -> Result<Client, Error> {
+        Client::connect_with(url, &Options::default())
+    }
+
+    /// As [`Client::connect`], with options.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_with(url: &str, options: &Options) -> Result<Client, Error> {
+        connect::connect(url, options)
+    }
+
+    /// What this client is connected to.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The value of `key`, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Error> {
+        self.get_with(key, |bytes, version| Value { bytes: bytes.to_vec(), version })
+    }
+
+    /// Replaces the contents of `buffer` by the value of `key`; leaves it empty and returns `None` if the key is
+    /// absent. Saves the allocation of [`Client::get`].
+    ///
+    /// # Errors
+    /// As [`Client::get`]; `buffer` is empty then.
+    #[inline]
+    pub fn get_into(&mut self, key: &[u8], buffer: &mut Vec<u8>) -> Result<Option<Version>, Error> {
+        buffer.clear();
+        self.get_with(key, |bytes, version| {
+            buffer.extend_from_slice(bytes);
+            version
+        })
+    }
+
+    /// Lets `visit` look at the value of `key` and its version, without a copy into memory of the caller. `visit` sees
+    /// private bytes that were proved to be the value; it is not called if the key is absent.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    #[inline]
+    pub fn get_with<R>(
+        &mut self,
+        key: &[u8],
+        visit: impl FnOnce(&[u8], Version) -> R,
+    ) -> Result<Option<R>, Error> {
+        self.check(key)?;
+        match self.driver.get_now(key)? {
+            GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
+            GetNow::Absent => Ok(None),
+            GetNow::Submit => self.get_submitted(key, visit),
+        }
+    }
+
+    #[cold]
+    fn get_submitted<R>(
+        &mut self,
+        key: &[u8],
+        visit: impl FnOnce(&[u8], Version) -> R,
+    ) -> Result<Option<R>, Error> {
+        let ticket = self.driver.submit_get(key)?;
+        let Outcome::Get(result) = self.driver.wait_for(ticket) else { unreachable!("a GET ends as a GET") };
+        Ok(result?.map(|value| visit(&value.bytes, value.version)))
+    }
+
+    /// The values of many keys: one result per key, in their order; one that fails fails alone. READs are overlapped,
+    /// so this is a few times faster than as many [`Client::get`]s.
+    pub fn multi_get(&mut self, keys: &[impl AsRef<[u8]>]) -> Vec<Result<Option<Value>, Error>> {
+        let mut results = Vec::with_capacity(keys.len());
+        self.multi_get_with(keys, |_, result| {
+            results.push(
+                result.map(|found| found.map(|(bytes, version)| Value { bytes: bytes.to_vec(), version })),
+            );
+        });
+        results
+    }
+
+    /// As [`Client::multi_get`], but lets `visit` look at each value, called once per key with its index, in order.
+    pub fn multi_get_with<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut visit: impl FnMut(usize, Result<Option<(&[u8], Version)>, Error>),
+    ) {
+        const AHEAD: usize = 16;
+        let is_usable = |client: &Client, key: &K| client.check(key.as_ref()).is_ok();
+        for (batch_index, batch) in keys.chunks(AHEAD).enumerate() {
+            for key in batch.iter().filter(|key| is_usable(self, key)) {
+                self.driver.prefetch_lines(key.as_ref());
+            }
+            for key in batch.iter().filter(|key| is_usable(self, key)) {
+                self.driver.prefetch_block(key.as_ref());
+            }
+            for (i, key) in batch.iter().enumerate() {
+                let index = batch_index * AHEAD + i;
+                let key = key.as_ref();
+                let found = self.check(key).and_then(|()| self.driver.get_now(key));
+                match found {
+                    Ok(GetNow::Found { version, value }) => {
+                        visit(index, Ok(Some((self.driver.found_bytes(value), version))));
+                    }
+                    Ok(GetNow::Absent) => visit(index, Ok(None)),
+                    Ok(GetNow::Submit) => {
+                        let value = self.get_submitted(key, |bytes, version| (bytes.to_vec(), version));
+                        match value {
+                            Ok(found) => visit(
+                                index,
+                                Ok(found.as_ref().map(|(bytes, version)| (&bytes[..], *version))),
+                            ),
+                            Err(error) => visit(index, Err(error)),
+                        }
+                    }
+                    Err(error) => visit(index, Err(error)),
+                }
+            }
+        }
+    }
+
+    /// Whether `key` is there.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
+        Ok(self.get_with(key, |_, _| ())?.is_some())
+    }
+
+    /// Stores `value` under `key`, whether it was there or not, and returns the new version. An empty value is a
+    /// value.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLarge`], [`Error::Refused`] (region or index full:
+    /// nothing was changed), [`Error::OutcomeUnknown`], [`Error::Timeout`] (not sent), [`Error::Broken`] (not sent).
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
+        self.check(key)?;
+        check_value(value)?;
+        let ticket = self.driver.submit_write(key, Write::Put(value.to_vec()))?;
+        let Outcome::Put(result) = self.driver.wait_for(ticket) else { unreachable!("a PUT ends as a PUT") };
+        result
+    }
+
+    /// Deletes `key`; false if it was not there.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn delete(&mut self, key: &[u8]) -> Result<bool, Error> {
+        self.check(key)?;
+        let ticket = self.driver.submit_write(key, Write::Delete)?;
+        let Outcome::Delete(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a DELETE ends as a DELETE")
+        };
+        result
+    }
+
+    /// Stores `value` under `key` if the key is there with version `expected`.
+    ///
+    /// # Errors
+    /// As [`Client::put`]. Another version and an absent key are outcomes, not errors.
+    pub fn compare_and_set(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<CasOutcome, Error> {
+        self.check(key)?;
+        check_value(value)?;
+        let ticket =
+            self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
+        let Outcome::CompareAndSet(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a compare-and-set ends as one")
+        };
+        result
+    }
+
+    /// Asks the server for an empty answer and returns how long that took.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Broken`].
+    pub fn ping(&mut self) -> Result<Duration, Error> {
+        self.check_fork()?;
+        let started = std::time::Instant::now();
+        let ticket = self.driver.submit_ping()?;
+        let Outcome::Ping(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a ping ends as a ping")
+        };
+        result.map(|()| started.elapsed())
+    }
+
+    /// Starts a GET and returns at once. Its completion is taken by [`Client::poll`] or [`Client::wait`]. A GET waits
+    /// for writes to its key that this client submitted before.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::TooManyInFlight`], [`Error::Broken`].
+    pub fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.check(key)?;
+        self.driver.submit_get(key)
+    }
+
+    /// Starts a PUT; as [`Client::submit_get`]. Writes of one client to one key happen in the order submitted.
+    ///
+    /// # Errors
+    /// As [`Client::submit_get`], and [`Error::ValueTooLarge`].
+    pub fn submit_put(&mut self, key: &[u8], value: &[u8]) -> Result<Ticket, Error> {
+        self.check(key)?;
+        check_value(value)?;
+        self.driver.submit_write(key, Write::Put(value.to_vec()))
+    }
+
+    /// Starts a DELETE; as [`Client::submit_put`].
+    ///
+    /// # Errors
+    /// As [`Client::submit_get`].
+    pub fn submit_delete(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.check(key)?;
+        self.driver.submit_write(key, Write::Delete)
+    }
+
+    /// Starts a compare-and-set; as [`Client::submit_put`].
+    ///
+    /// # Errors
+    /// As [`Client::submit_put`].
+    pub fn submit_compare_and_set(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Ticket, Error> {
+        self.check(key)?;
+        check_value(value)?;
+        self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })
+    }
+
+    /// Works without waiting, and takes a completion if one is there. Every submitted operation completes once.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn poll(&mut self) -> Result<Option<Completion>, Error> {
+        self.check_fork()?;
+        self.driver.turn();
+        Ok(self.driver.take_completion())
+    }
+
+    /// Waits for a completion; `None` if nothing is in flight.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn wait(&mut self) -> Result<Option<Completion>, Error> {
+        self.check_fork()?;
+        Ok(self.driver.wait_any())
+    }
+
+    /// Submitted operations whose completions have not been taken.
+    pub fn pending(&self) -> usize {
+        self.driver.pending()
+    }
+
+    /// Fills the index cache from the server's index by large READs, so that GETs take one READ from the start.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::Timeout`].
+    pub fn warm_up(&mut self) -> Result<WarmUp, Error> {
+        self.check_fork()?;
+        self.driver.warm_up()
+    }
+
+    /// What this client counted.
+    pub fn stats(&self) -> Stats {
+        self.driver.stats
+    }
+
+    /// What the server publishes about itself, read one-sidedly: it answers also while the server is stopped.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::Timeout`], [`Error::Identity`].
+    pub fn server_stat(&mut self) -> Result<ServerStat, Error> {
+        self.check_fork()?;
+        stat::read(&mut self.driver)
+    }
+
+    #[inline]
+    fn check(&self, key: &[u8]) -> Result<(), Error> {
+        self.check_fork()?;
+        if key.is_empty() {
+            return Err(Error::KeyEmpty);
+        }
+        if key.len() > KEY_MAX_BYTES {
+            return Err(Error::KeyTooLong { found_bytes: key.len() });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_fork(&self) -> Result<(), Error> {
+        if self.fork.is_child() { Err(Error::UsedAfterFork) } else { Ok(()) }
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("connection", &self.connection).field("stats", &self.stats()).finish()
+    }
+}

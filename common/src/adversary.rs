@@ -96,9 +96,7 @@ pub fn set_store_hook(hook: Option<Hook>) {
 #[cfg(feature = "adversary")]
 #[inline]
 pub(crate) fn before_store() {
-    let Ok(mut slot) = HOOK.try_borrow_mut() else { return };
-    let Some(hook) = slot.take() else { return };
-    drop(slot);
+    let Some(hook) = HOOK.take() else { return };
     hook();
     HOOK.with_borrow_mut(|slot| {
         slot.get_or_insert(hook);

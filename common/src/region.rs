@@ -129,7 +129,10 @@ impl ReadWords {
     #[cfg(not(loom))]
     #[inline]
     fn futex(&self, at_byte: usize) -> &crate::sync::AtomicU32 {
-        assert!(at_byte.is_multiple_of(4) && at_byte / WORD_BYTES < self.len_words, "futex word out of the view");
+        assert!(
+            at_byte.is_multiple_of(4) && at_byte / WORD_BYTES < self.len_words,
+            "futex word out of the view"
+        );
         // SAFETY: in bounds and aligned to 4 as just asserted; the constructor's contract says that futex words are
         // accessed as 32 bits and in no other way.
         unsafe { self.base.cast::<crate::sync::AtomicU32>().add(at_byte / 4).as_ref() }
@@ -243,7 +246,12 @@ pub fn append_bytes(words: &[u64], len: usize, out: &mut Vec<u8>) {
 /// Private words as the bytes that they hold in the little-endian formats of this project.
 #[inline]
 pub fn bytes_of(words: &[u64]) -> &[u8] {
-    const { assert!(cfg!(target_endian = "little"), "the region's formats are read in place on little-endian hosts") };
+    const {
+        assert!(
+            cfg!(target_endian = "little"),
+            "the region's formats are read in place on little-endian hosts"
+        )
+    };
     zerocopy::IntoBytes::as_bytes(words)
 }
 

@@ -1,0 +1,273 @@
+//! The `kv` command: arguments, and what each subcommand does.
+//!
+//! Exit codes are a contract: 0 done, 1 not found or differs, 2 usage, 3 no connection, 4 refused by the server.
+
+mod files;
+mod shell;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use kv_client::{CasOutcome, Client, Error, Options, ServerStat};
+use kv_common::endpoint::Endpoint;
+
+/// Reads and writes a one-sided key-value store.
+///
+/// GETs read the server's memory and take no CPU of the server. Exit codes: 0 done, 1 not found or differs, 2 usage,
+/// 3 no connection, 4 refused by the server.
+#[derive(Parser)]
+#[command(name = "kv", version, arg_required_else_help = true)]
+struct Arguments {
+    /// Where the server is: kv+shm:///path/of/socket, or the path of a socket [default: the server's default socket].
+    #[arg(long, env = "KV_URL", global = true)]
+    url: Option<String>,
+    /// How long an operation may take, in milliseconds.
+    #[arg(long, env = "KV_TIMEOUT_MS", global = true, default_value_t = 5000)]
+    timeout_ms: u64,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write the value of KEY to standard output, exactly its bytes.
+    Get {
+        /// The key, 1 to 1024 bytes.
+        key: OsString,
+    },
+    /// Store a value under KEY and print its version.
+    Put(PutArguments),
+    /// Delete KEY.
+    Del {
+        /// The key.
+        key: OsString,
+    },
+    /// Store VALUE under KEY if the key's version is VERSION; print the new version, or the one found instead.
+    Cas {
+        /// The key.
+        key: OsString,
+        /// The version that `put`, `cas` or `get --with-version` printed.
+        version: u64,
+        /// The value.
+        value: OsString,
+    },
+    /// Exit with 0 if KEY is there, with 1 if not; print its version.
+    Exists {
+        /// The key.
+        key: OsString,
+    },
+    /// Print what the server publishes about itself; works also while it is stopped.
+    Stat {
+        /// As one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Time a round trip to the server.
+    Ping,
+    /// Take commands from standard input over one connection: get, put, del, exists, ping.
+    Shell,
+    /// Store every file under DIR; the key is the path relative to DIR.
+    Load(files::FilesArguments),
+    /// Compare every file under DIR with the value of its key.
+    Verify(files::FilesArguments),
+}
+
+#[derive(Args)]
+struct PutArguments {
+    /// The key, 1 to 1024 bytes.
+    key: OsString,
+    /// The value.
+    #[arg(required_unless_present = "file", conflicts_with = "file")]
+    value: Option<OsString>,
+    /// Take the value from this file; - is standard input.
+    #[arg(long)]
+    file: Option<PathBuf>,
+}
+
+/// How a command ended, if not with an error.
+enum End {
+    Done,
+    NotFoundOrDiffers,
+    Refused,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let failed = |error: &CliError| {
+        eprintln!("kv: {error}");
+        ExitCode::from(error.exit_code())
+    };
+    match run(&arguments) {
+        Ok(End::Done) => ExitCode::SUCCESS,
+        Ok(End::NotFoundOrDiffers) => ExitCode::from(1),
+        Ok(End::Refused) => ExitCode::from(4),
+        Err(error) => failed(&error),
+    }
+}
+
+/// An error with the exit code that it ends in.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    #[error(transparent)]
+    Client(#[from] Error),
+    #[error("{what}: {error}")]
+    Io { what: String, error: std::io::Error },
+}
+
+impl CliError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Io { .. }
+            | CliError::Client(
+                Error::KeyEmpty | Error::KeyTooLong { .. } | Error::ValueTooLarge { .. } | Error::Url { .. },
+            ) => 2,
+            CliError::Client(Error::Refused(_)) => 4,
+            CliError::Client(_) => 3,
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<End, CliError> {
+    let url = arguments.url.clone().unwrap_or_else(|| Endpoint::default_local().to_string());
+    let options = Options { timeout: Duration::from_millis(arguments.timeout_ms), ..Options::default() };
+    let mut client = Client::connect_with(&url, &options)?;
+    match &arguments.command {
+        Command::Get { key } => get(&mut client, key.as_bytes()),
+        Command::Put(put_arguments) => put(&mut client, put_arguments),
+        Command::Del { key } => Ok(found(client.delete(key.as_bytes())?)),
+        Command::Cas { key, version, value } => {
+            compare_and_set(&mut client, key.as_bytes(), *version, value.as_bytes())
+        }
+        Command::Exists { key } => match client.get_with(key.as_bytes(), |_, version| version)? {
+            Some(version) => print(format_args!("{version}")),
+            None => Ok(End::NotFoundOrDiffers),
+        },
+        Command::Stat { json } => {
+            let stat = client.server_stat()?;
+            if *json { print_json(&client, &stat) } else { print_stat(&client, &stat) }
+        }
+        Command::Ping => {
+            let round_trip = client.ping()?;
+            print(format_args!(
+                "{:.1} us by {}",
+                round_trip.as_nanos() as f64 / 1e3,
+                client.connection().transport
+            ))
+        }
+        Command::Shell => shell::run(&mut client),
+        Command::Load(files_arguments) => files::load(&mut client, files_arguments),
+        Command::Verify(files_arguments) => files::verify(&mut client, files_arguments),
+    }
+}
+
+fn get(client: &mut Client, key: &[u8]) -> Result<End, CliError> {
+    let Some(value) = client.get(key)? else { return Ok(End::NotFoundOrDiffers) };
+    let mut out = std::io::stdout().lock();
+    out.write_all(&value.bytes)
+        .and_then(|()| out.flush())
+        .map_err(|error| io("writing to standard output", error))?;
+    Ok(End::Done)
+}
+
+fn put(client: &mut Client, arguments: &PutArguments) -> Result<End, CliError> {
+    let value = match (&arguments.file, &arguments.value) {
+        (None, Some(value)) => value.as_bytes().to_vec(),
+        (Some(path), _) if path.as_os_str() == "-" => {
+            let mut bytes = Vec::new();
+            std::io::stdin()
+                .lock()
+                .read_to_end(&mut bytes)
+                .map_err(|error| io("reading standard input", error))?;
+            bytes
+        }
+        (Some(path), _) => {
+            std::fs::read(path).map_err(|error| io(&format!("reading {}", path.display()), error))?
+        }
+        (None, None) => unreachable!("clap asks for one of the two"),
+    };
+    let version = client.put(arguments.key.as_bytes(), &value)?;
+    print(format_args!("{version}"))
+}
+
+fn compare_and_set(client: &mut Client, key: &[u8], version: u64, value: &[u8]) -> Result<End, CliError> {
+    match client.compare_and_set(key, version, value)? {
+        CasOutcome::Stored(new) => print(format_args!("{new}")),
+        CasOutcome::Mismatch(found) => {
+            eprintln!("kv: the key's version is {found}, not {version}");
+            Ok(End::NotFoundOrDiffers)
+        }
+        CasOutcome::NotFound => Ok(End::NotFoundOrDiffers),
+    }
+}
+
+fn found(is_found: bool) -> End {
+    if is_found { End::Done } else { End::NotFoundOrDiffers }
+}
+
+fn print(line: std::fmt::Arguments) -> Result<End, CliError> {
+    writeln!(std::io::stdout(), "{line}").map_err(|error| io("writing to standard output", error))?;
+    Ok(End::Done)
+}
+
+fn io(what: &str, error: std::io::Error) -> CliError {
+    CliError::Io { what: what.to_owned(), error }
+}
+
+fn print_json(client: &Client, stat: &ServerStat) -> Result<End, CliError> {
+    let connection = client.connection();
+    let object = serde_json::json!({
+        "schema": 1,
+        "url": connection.url,
+        "transport": connection.transport,
+        "why": connection.why,
+        "server": stat,
+    });
+    print(format_args!("{object:#}"))
+}
+
+fn print_stat(client: &Client, stat: &ServerStat) -> Result<End, CliError> {
+    let connection = client.connection();
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let mut rows = vec![
+        ("url".to_owned(), connection.url.clone()),
+        ("transport".to_owned(), format!("{} ({})", connection.transport, connection.why)),
+        ("server pid".to_owned(), stat.server_pid.to_string()),
+        ("table".to_owned(), stat.table_id.clone()),
+        ("incarnation".to_owned(), stat.incarnation.clone()),
+        (
+            "region".to_owned(),
+            format!("{} in pages of {} KiB", mib(stat.region_bytes), stat.page_bytes >> 10),
+        ),
+        ("workers".to_owned(), stat.workers.to_string()),
+        (
+            "segments of 2 MiB".to_owned(),
+            format!(
+                "{} index, {} blocks, {} system, {} free",
+                stat.segments.index, stat.segments.blocks, stat.segments.system, stat.segments.free
+            ),
+        ),
+    ];
+    for (name, value) in &stat.counters {
+        let is_bytes = name.ends_with("_bytes");
+        rows.push((name.replace('_', " "), if is_bytes { mib(*value) } else { value.to_string() }));
+    }
+    for (name, value) in rows {
+        print(format_args!("{name:<28} {value}"))?;
+    }
+    Ok(End::Done)
+}
+
+/// A progress bar on a terminal, nothing elsewhere.
+fn progress(len: u64) -> indicatif::ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return indicatif::ProgressBar::hidden();
+    }
+    let style = indicatif::ProgressStyle::with_template("{bar:40} {pos}/{len} files {per_sec} {msg}")
+        .expect("the template is valid");
+    indicatif::ProgressBar::new(len).with_style(style)
+}

@@ -1,0 +1,78 @@
+//! `kv shell`: commands from standard input over one connection, one answer line each.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use kv_client::Client;
+
+use super::{CliError, End, io};
+
+const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help";
+
+pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
+    let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let prompt = if stdin.is_terminal() { "kv> " } else { "" };
+    let failed = |error| io("standard input or output", error);
+    let mut lines = stdin.split(b'\n');
+    loop {
+        write!(stdout, "{prompt}").and_then(|()| stdout.flush()).map_err(failed)?;
+        let Some(line) = lines.next() else { return Ok(End::Done) };
+        let line = line.map_err(failed)?;
+        let answer = match answer(client, line.trim_ascii()) {
+            Ok(answer) => answer,
+            // A refusal or a deadline ends one command, not the shell; a lost connection ends both.
+            Err(error @ CliError::Client(kv_client::Error::Broken(_))) => return Err(error),
+            Err(error) => format!("error: {error}").into_bytes(),
+        };
+        if !answer.is_empty() {
+            stdout.write_all(&answer).and_then(|()| writeln!(stdout)).map_err(failed)?;
+        }
+    }
+}
+
+fn answer(client: &mut Client, line: &[u8]) -> Result<Vec<u8>, CliError> {
+    let (command, rest) = split_word(line);
+    let not_found = || b"(not found)".to_vec();
+    Ok(match command {
+        b"" => Vec::new(),
+        b"get" => client.get(rest)?.map_or_else(not_found, |value| value.bytes),
+        b"put" => {
+            let (key, value) = split_word(rest);
+            format!("version {}", client.put(key, value)?).into_bytes()
+        }
+        b"del" => {
+            if client.delete(rest)? {
+                b"deleted".to_vec()
+            } else {
+                not_found()
+            }
+        }
+        b"exists" => {
+            if client.exists(rest)? {
+                b"yes".to_vec()
+            } else {
+                b"no".to_vec()
+            }
+        }
+        b"ping" => format!("{:.1} us", client.ping()?.as_nanos() as f64 / 1e3).into_bytes(),
+        b"help" => HELP.into(),
+        other => format!("error: no command {:?}; {HELP}", String::from_utf8_lossy(other)).into_bytes(),
+    })
+}
+
+/// The first word and, after the white space behind it, the rest.
+fn split_word(line: &[u8]) -> (&[u8], &[u8]) {
+    let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());
+    (&line[..end], line[end..].trim_ascii_start())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_word;
+
+    #[test]
+    fn words_are_split_once() {
+        assert_eq!(split_word(b"put k  a value "), (&b"put"[..], &b"k  a value "[..]));
+        assert_eq!(split_word(b"get"), (&b"get"[..], &b""[..]));
+        assert_eq!(split_word(b""), (&b""[..], &b""[..]));
+    }
+}

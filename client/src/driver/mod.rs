@@ -1,0 +1,325 @@
+//! Drives operations over one connection: polls, feeds, posts, expires.
+//!
+//! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
+//! late. `reads.rs` has the GET's side, `requests.rs` that of messages.
+
+mod reads;
+mod requests;
+
+use std::collections::VecDeque;
+
+use kv_common::hash::KeyHash;
+use kv_common::limits::{CLIENT_OPERATIONS_MAX, VALUE_MAX_BYTES};
+use kv_common::probe::TableView;
+use kv_common::transport::{Broken, Event, Transport};
+use slab::Slab;
+
+use crate::cache::IndexCache;
+use crate::error::Error;
+use crate::get::Get;
+use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
+use crate::stats::Stats;
+
+pub(crate) use reads::GetNow;
+use reads::Refresh;
+pub use reads::WarmUp;
+use requests::InFlight;
+
+/// Everything of one connection.
+pub(crate) struct Driver<T: Transport> {
+    pub(crate) transport: T,
+    view: TableView,
+    pub(crate) cache: IndexCache,
+    pub(crate) stats: Stats,
+    session: u64,
+    requests_in_flight_max: usize,
+    timeout_ns: u64,
+    /// Set once; from then on every call fails with it.
+    broken: Option<Broken>,
+
+    ops: Slab<Op>,
+    next_ticket: u64,
+    completions: VecDeque<Completion>,
+    /// Operations whose message waits for credit, room, or the staging area; in order.
+    unsent: VecDeque<usize>,
+    /// Requests sent and not answered to the end, oldest first.
+    in_flight: VecDeque<InFlight>,
+    next_seq: u64,
+    is_staging_lent: bool,
+
+    /// Where READs that are served at once put their words.
+    scratch: Vec<u64>,
+    spare_buffers: Vec<Vec<u64>>,
+    reads_in_flight: usize,
+    reads_queued: VecDeque<usize>,
+    refresh: Option<Refresh>,
+    /// The place epoch and when its READ was posted; for transports whose READs take time.
+    lease: Option<(u64, u64)>,
+    /// The buffer of a READ that somebody waits for, once it is back.
+    blocking: Option<Result<Vec<u64>, Broken>>,
+}
+
+impl<T: Transport> Driver<T> {
+    /// Reads the superblock and the directory; the connection is up only if they are what a server writes.
+    pub(crate) fn new(
+        transport: T,
+        region_words: usize,
+        options: &DriverOptions,
+    ) -> Result<Driver<T>, Error> {
+        let view = TableView::unread(region_words);
+        let mut driver = Driver {
+            transport,
+            view,
+            cache: IndexCache::new(1, 1).map_err(memory_error)?,
+            stats: Stats::default(),
+            session: options.session,
+            requests_in_flight_max: options.requests_in_flight,
+            timeout_ns: options.timeout_ns,
+            broken: None,
+            ops: Slab::new(),
+            next_ticket: 1,
+            completions: VecDeque::new(),
+            unsent: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            next_seq: 1,
+            is_staging_lent: false,
+            scratch: Vec::new(),
+            spare_buffers: Vec::new(),
+            reads_in_flight: 0,
+            reads_queued: VecDeque::new(),
+            refresh: None,
+            lease: None,
+            blocking: None,
+        };
+        driver.read_view()?;
+        driver.cache =
+            IndexCache::new(options.index_cache_bytes, driver.view.index_lines()).map_err(memory_error)?;
+        driver.stats.index_cache_bytes = driver.cache.bytes();
+        let epoch = driver.read_words_blocking(kv_common::layout::superblock::PLACE_EPOCH, 1)?[0];
+        driver.cache.restart(epoch);
+        Ok(driver)
+    }
+
+    /// What is known of the table.
+    pub(crate) fn view(&self) -> &TableView {
+        &self.view
+    }
+
+    /// One turn: everything that can be done without waiting.
+    pub(crate) fn turn(&mut self) {
+        self.take_events();
+        self.send_queued();
+        self.post_queued_reads();
+        self.end_late();
+    }
+
+    /// Operations that have been submitted and whose completions have not been taken.
+    pub(crate) fn pending(&self) -> usize {
+        self.ops.len() + self.completions.len()
+    }
+
+    /// The next completion that is there already.
+    pub(crate) fn take_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// Works until a completion is there; `None` if nothing is in flight.
+    pub(crate) fn wait_any(&mut self) -> Option<Completion> {
+        loop {
+            if let Some(done) = self.completions.pop_front() {
+                return Some(done);
+            }
+            if self.ops.is_empty() {
+                return None;
+            }
+            self.turn_and_wait();
+        }
+    }
+
+    /// Works until this operation has ended. Completions of others stay where they are.
+    pub(crate) fn wait_for(&mut self, ticket: Ticket) -> Outcome {
+        loop {
+            if let Some(at) = self.completions.iter().position(|done| done.ticket == ticket) {
+                return self.completions.remove(at).expect("just found").outcome;
+            }
+            self.turn_and_wait();
+        }
+    }
+
+    fn turn_and_wait(&mut self) {
+        self.turn();
+        if self.completions.is_empty()
+            && let Some(until_ns) = self.ops.iter().map(|(_, op)| op.deadline_ns).min()
+        {
+            self.transport.wait(until_ns);
+        }
+    }
+
+    fn take_events(&mut self) {
+        while self.broken.is_none() {
+            match self.transport.poll() {
+                Ok(None) => return,
+                Ok(Some(Event::Message(message))) => self.on_message(&message),
+                Ok(Some(Event::Read { token, buffer, result })) => self.on_read(token, buffer, result),
+                Err(broken) => self.fail_all(broken),
+            }
+        }
+    }
+
+    /// The connection is no more: every operation in flight fails, once.
+    pub(crate) fn fail_all(&mut self, broken: Broken) {
+        tracing::debug!(%broken, operations = self.ops.len(), "connection lost");
+        self.broken = Some(broken.clone());
+        let keys: Vec<usize> = self.ops.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let op = self.ops.remove(key);
+            let outcome = op.failure(Error::Broken(broken.clone()));
+            self.completions.push_back(Completion { ticket: op.ticket, outcome });
+        }
+        self.unsent.clear();
+        self.in_flight.clear();
+        self.reads_queued.clear();
+        self.refresh = None;
+    }
+
+    fn end_late(&mut self) {
+        if self.ops.is_empty() {
+            return;
+        }
+        let now_ns = self.transport.now_ns();
+        let late: Vec<usize> =
+            self.ops.iter().filter(|(_, op)| op.deadline_ns <= now_ns).map(|(key, _)| key).collect();
+        for key in late {
+            self.stats.timeouts += 1;
+            let waited_ms = (now_ns - self.ops[key].started_ns) / 1_000_000;
+            self.end_with_error(key, Error::Timeout { waited_ms });
+        }
+    }
+
+    fn end_with_error(&mut self, key: usize, error: Error) {
+        let outcome = self.ops[key].failure(error);
+        self.end(key, outcome);
+    }
+
+    /// Ends an operation: its completion can be taken, and GETs that waited for it go on.
+    fn end(&mut self, key: usize, outcome: Outcome) {
+        let op = self.ops.remove(key);
+        self.unsent.retain(|&other| other != key);
+        self.reads_queued.retain(|&other| other != key);
+        for request in self.in_flight.iter_mut().filter(|request| request.op == Some(key)) {
+            request.op = None;
+        }
+        match &outcome {
+            Outcome::Get(result) => self.count_get(result.as_ref().map(Option::is_some).ok()),
+            Outcome::Put(_) | Outcome::Delete(_) | Outcome::CompareAndSet(_) => self.stats.writes += 1,
+            Outcome::Ping(_) => {}
+        }
+        self.completions.push_back(Completion { ticket: op.ticket, outcome });
+        if op.is_write() {
+            self.resume_behind(op.hash);
+        }
+    }
+
+    #[inline]
+    fn count_get(&mut self, is_hit: Option<bool>) {
+        self.stats.gets += 1;
+        match is_hit {
+            Some(true) => self.stats.hits += 1,
+            Some(false) => self.stats.misses += 1,
+            None => {}
+        }
+    }
+
+    /// Starts an operation. Its completion may be there at once.
+    pub(crate) fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        let hash = self.view.hash(key);
+        let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
+        let index = self.insert(key, hash, kind)?;
+        let ticket = self.ops[index].ticket;
+        if self.is_behind_write(hash) {
+            self.stats.waited_for_own_write += 1;
+            self.set_get_state(index, GetState::BehindWrite);
+        } else {
+            self.start_get(index);
+        }
+        Ok(ticket)
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_write(&mut self, key: &[u8], write: Write) -> Result<Ticket, Error> {
+        if let Write::Put(value) | Write::CompareAndSet { value, .. } = &write {
+            check_value(value)?;
+        }
+        let hash = self.view.hash(key);
+        let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued })?;
+        self.unsent.push_back(index);
+        let ticket = self.ops[index].ticket;
+        self.send_queued();
+        Ok(ticket)
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_ping(&mut self) -> Result<Ticket, Error> {
+        let index = self.insert(b"", KeyHash(0), Kind::Ping { state: SendState::Queued })?;
+        self.unsent.push_back(index);
+        let ticket = self.ops[index].ticket;
+        self.send_queued();
+        Ok(ticket)
+    }
+
+    fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<usize, Error> {
+        self.check_alive()?;
+        if self.pending() >= CLIENT_OPERATIONS_MAX {
+            return Err(Error::TooManyInFlight { limit: CLIENT_OPERATIONS_MAX });
+        }
+        let started_ns = self.transport.now_ns();
+        let deadline_ns = started_ns.saturating_add(self.timeout_ns);
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        Ok(self.ops.insert(Op { ticket, key: key.to_vec(), hash, started_ns, deadline_ns, kind }))
+    }
+
+    fn check_alive(&self) -> Result<(), Error> {
+        self.broken.clone().map_or(Ok(()), |broken| Err(Error::Broken(broken)))
+    }
+
+    /// True if a write of this client to the key is in flight: a GET waits for it, so that a client reads its own
+    /// writes.
+    #[inline]
+    pub(crate) fn is_behind_write(&self, hash: KeyHash) -> bool {
+        if self.ops.is_empty() || kv_common::adversary::mutant(kv_common::adversary::Mutant::SkipOwnWrites) {
+            return false;
+        }
+        self.ops.iter().any(|(_, op)| op.is_write() && op.hash == hash)
+    }
+
+    fn set_get_state(&mut self, key: usize, new: GetState) {
+        if let Kind::Get { state, .. } = &mut self.ops[key].kind {
+            *state = new;
+        }
+    }
+}
+
+/// What a connection needs to know beside its transport.
+pub(crate) struct DriverOptions {
+    pub(crate) session: u64,
+    /// The credit that the server grants.
+    pub(crate) requests_in_flight: usize,
+    pub(crate) timeout_ns: u64,
+    pub(crate) index_cache_bytes: usize,
+}
+
+/// Refuses values beyond the limit before they are copied or sent.
+pub(crate) fn check_value(value: &[u8]) -> Result<(), Error> {
+    if value.len() > VALUE_MAX_BYTES {
+        return Err(Error::ValueTooLarge { found_bytes: value.len(), limit_bytes: VALUE_MAX_BYTES });
+    }
+    Ok(())
+}
+
+fn memory_error(error: std::io::Error) -> Error {
+    Error::Connect {
+        endpoint: "the index cache".into(),
+        reason: format!("no memory for it: {error}; lower its budget"),
+    }
+}

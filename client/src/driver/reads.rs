@@ -1,0 +1,423 @@
+//! GETs and whatever else READs the region.
+
+use kv_common::layout::{HOME_LINES, LINE_WORDS, LineNumber, SEGMENT_LINES, superblock};
+use kv_common::probe::TableView;
+use kv_common::region::bytes_of;
+use kv_common::transport::{Broken, ReadNow, Transport};
+
+use super::Driver;
+use crate::error::Error;
+use crate::get::{Action, Context, Get};
+use crate::op::{GetState, Kind, Outcome, SendState, Value, Version};
+
+/// Tokens of READs that belong to no operation.
+const REFRESH_TOKEN: u64 = u64::MAX;
+const BLOCKING_TOKEN: u64 = u64::MAX - 1;
+
+/// Words of one READ of a warm-up.
+const WARM_UP_WORDS: usize = 8 << 10;
+
+/// Words of the guard line: owner, place epoch, directory depth, LEASE.
+const GUARD_WORDS: usize = 8;
+
+/// The directory or the lease is being read anew.
+#[derive(Debug)]
+pub(super) struct Refresh {
+    wants_directory: bool,
+    phase: RefreshPhase,
+}
+
+#[derive(Debug)]
+enum RefreshPhase {
+    Guard { posted_ns: u64 },
+    Directory,
+}
+
+/// What a warm-up did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WarmUp {
+    /// Index lines that were read.
+    pub lines: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// True if the cache is a mirror of the whole index now; false if its budget is smaller.
+    pub is_complete: bool,
+}
+
+/// How a GET that was tried at once ended.
+pub(crate) enum GetNow {
+    /// The value is at this place in the scratch words.
+    Found { version: Version, value: std::ops::Range<usize> },
+    /// Proved absent.
+    Absent,
+    /// It takes more than reading: submit it.
+    Submit,
+}
+
+impl<T: Transport> Driver<T> {
+    /// A GET over a transport whose READs are loads: no operation, no queue, no copy of the key.
+    #[inline]
+    pub(crate) fn get_now(&mut self, key: &[u8]) -> Result<GetNow, Error> {
+        let hash = self.view.hash(key);
+        if self.broken.is_some() || self.is_behind_write(hash) {
+            return Ok(GetNow::Submit);
+        }
+        self.stats.index_cache_lookups += 1;
+        let mut get = Get::new(hash);
+        let Some(mut epoch) = self.place_epoch_now()? else { return Ok(GetNow::Submit) };
+        let mut action = self.step(&mut get, None, epoch);
+        loop {
+            match action {
+                Action::Read { at_word, len_words } => {
+                    if self.scratch.len() < len_words {
+                        self.scratch.resize(len_words, 0);
+                    }
+                    let read = self.transport.read_now(at_word, &mut self.scratch[..len_words]);
+                    if read.map_err(|broken| self.broke(broken))? == ReadNow::Post {
+                        return Ok(GetNow::Submit);
+                    }
+                    epoch = match self.place_epoch_now()? {
+                        Some(epoch) => epoch,
+                        None => return Ok(GetNow::Submit),
+                    };
+                    action = self.step(&mut get, Some((key, len_words)), epoch);
+                }
+                Action::Found { version, value } => {
+                    self.count_get(Some(true));
+                    return Ok(GetNow::Found { version, value });
+                }
+                Action::Absent => {
+                    self.count_get(Some(false));
+                    return Ok(GetNow::Absent);
+                }
+                // The submitted GET starts over; these are rare.
+                Action::RefreshDirectory | Action::Ask => return Ok(GetNow::Submit),
+            }
+        }
+    }
+
+    /// The bytes that `get_now` found.
+    #[inline]
+    pub(crate) fn found_bytes(&self, value: std::ops::Range<usize>) -> &[u8] {
+        &bytes_of(&self.scratch)[value]
+    }
+
+    /// Fetches into the processor's cache what the first step of a GET of this key looks at.
+    #[inline]
+    pub(crate) fn prefetch_lines(&self, key: &[u8]) {
+        self.cache.prefetch(self.view.home(self.view.hash(key)));
+    }
+
+    /// Fetches the block that the index cache names for this key.
+    #[inline]
+    pub(crate) fn prefetch_block(&self, key: &[u8]) {
+        let hash = self.view.hash(key);
+        if let Some(&slot) = self.cache.find(self.view.home(hash), hash).slots().first()
+            && let Some(len_words) = self.view.block_words(slot)
+        {
+            self.transport.prefetch(slot.place().word(), len_words);
+        }
+    }
+
+    /// The place epoch by a load, on transports whose READs are loads.
+    #[inline]
+    fn place_epoch_now(&mut self) -> Result<Option<u64>, Error> {
+        let mut word = [0];
+        match self.transport.read_now(superblock::PLACE_EPOCH, &mut word) {
+            Ok(ReadNow::Done) => Ok(Some(word[0])),
+            Ok(ReadNow::Post) => Ok(None),
+            Err(broken) => Err(self.broke(broken)),
+        }
+    }
+
+    #[cold]
+    fn broke(&mut self, broken: Broken) -> Error {
+        self.fail_all(broken.clone());
+        Error::Broken(broken)
+    }
+
+    /// One step of a GET whose words, if any, are in the scratch.
+    #[inline]
+    fn step(&mut self, get: &mut Get, words: Option<(&[u8], usize)>, place_epoch: u64) -> Action {
+        let transport = &self.transport;
+        let now_ns = || transport.now_ns();
+        let (view, cache, stats) = (&self.view, &mut self.cache, &mut self.stats);
+        let mut cx = Context { view, cache, stats, place_epoch, now_ns: &now_ns };
+        match words {
+            None => get.start(&mut cx),
+            Some((key, len_words)) => get.words(key, &self.scratch[..len_words], &mut cx),
+        }
+    }
+
+    /// Starts a submitted GET, or starts it over.
+    pub(super) fn start_get(&mut self, key: usize) {
+        self.stats.index_cache_lookups += 1;
+        self.advance(key, None);
+    }
+
+    /// Gives a submitted GET the words of its READ and does what it wants next.
+    fn advance(&mut self, key: usize, mut buffer: Option<Vec<u64>>) {
+        loop {
+            let place_epoch = match self.place_epoch() {
+                Ok(Some(epoch)) => epoch,
+                Ok(None) => return self.refresh_for(key, false),
+                Err(_) => return,
+            };
+            let action = self.step_op(key, buffer.as_deref(), place_epoch);
+            match action {
+                Action::Read { at_word, len_words } => {
+                    let mut words = buffer.take().or_else(|| self.spare_buffers.pop()).unwrap_or_default();
+                    words.resize(len_words, 0);
+                    match self.transport.read_now(at_word, &mut words) {
+                        Ok(ReadNow::Done) => buffer = Some(words),
+                        Ok(ReadNow::Post) => return self.post_read(key, at_word, words),
+                        Err(broken) => return self.fail_all(broken),
+                    }
+                }
+                Action::Found { version, value } => {
+                    let words = buffer.as_deref().expect("a value is found in words");
+                    let bytes = bytes_of(words)[value].to_vec();
+                    self.end(key, Outcome::Get(Ok(Some(Value { bytes, version }))));
+                    break;
+                }
+                Action::Absent => {
+                    self.end(key, Outcome::Get(Ok(None)));
+                    break;
+                }
+                Action::RefreshDirectory => {
+                    self.refresh_for(key, true);
+                    break;
+                }
+                Action::Ask => {
+                    self.stats.asked_server += 1;
+                    self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
+                    self.unsent.push_back(key);
+                    self.send_queued();
+                    break;
+                }
+            }
+        }
+        self.spare_buffers.extend(buffer);
+    }
+
+    fn step_op(&mut self, key: usize, words: Option<&[u64]>, place_epoch: u64) -> Action {
+        let transport = &self.transport;
+        let now_ns = || transport.now_ns();
+        let (view, cache, stats) = (&self.view, &mut self.cache, &mut self.stats);
+        let mut cx = Context { view, cache, stats, place_epoch, now_ns: &now_ns };
+        let op = &mut self.ops[key];
+        let Kind::Get { get, .. } = &mut op.kind else { unreachable!("only GETs read") };
+        match words {
+            None => get.start(&mut cx),
+            Some(words) => get.words(&op.key, words, &mut cx),
+        }
+    }
+
+    fn post_read(&mut self, key: usize, at_word: usize, words: Vec<u64>) {
+        if self.reads_in_flight >= self.transport.reads_in_flight_max() {
+            let len_words = words.len();
+            self.spare_buffers.push(words);
+            self.set_get_state(key, GetState::ReadQueued { at_word, len_words });
+            return self.reads_queued.push_back(key);
+        }
+        self.set_get_state(key, GetState::Reading);
+        self.reads_in_flight += 1;
+        self.transport.post_read(self.token(key), at_word, words);
+    }
+
+    pub(super) fn post_queued_reads(&mut self) {
+        while self.reads_in_flight < self.transport.reads_in_flight_max() {
+            let Some(key) = self.reads_queued.pop_front() else { return };
+            let Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } = self.ops[key].kind
+            else {
+                unreachable!("queued for a READ")
+            };
+            let mut words = self.spare_buffers.pop().unwrap_or_default();
+            words.resize(len_words, 0);
+            self.post_read(key, at_word, words);
+        }
+    }
+
+    /// An operation's READ: its slab key, and enough of its ticket to tell it from a later one with the same key.
+    fn token(&self, key: usize) -> u64 {
+        key as u64 | self.ops[key].ticket.0 << 32 & u64::MAX >> 1
+    }
+
+    pub(super) fn on_read(&mut self, token: u64, buffer: Vec<u64>, result: Result<(), Broken>) {
+        match token {
+            REFRESH_TOKEN => return self.on_refresh(buffer, result),
+            BLOCKING_TOKEN => return self.blocking = Some(result.map(|()| buffer)),
+            _ => self.reads_in_flight -= 1,
+        }
+        if let Err(broken) = result {
+            return self.fail_all(broken);
+        }
+        let key = token as u32 as usize;
+        if self.ops.contains(key) && self.token(key) == token {
+            self.advance(key, Some(buffer));
+        } else {
+            self.spare_buffers.push(buffer);
+        }
+    }
+
+    /// The place epoch for a step: a load where READs are loads, else the lease if it is fresh.
+    fn place_epoch(&mut self) -> Result<Option<u64>, Error> {
+        if let Some(epoch) = self.place_epoch_now()? {
+            return Ok(Some(epoch));
+        }
+        let now_ns = self.transport.now_ns();
+        Ok(self
+            .lease
+            .filter(|(_, posted_ns)| now_ns - posted_ns < self.view.lease_ns)
+            .map(|(epoch, _)| epoch))
+    }
+
+    /// Lets an operation wait until the guard line, and the directory if it is wanted, have been read anew.
+    fn refresh_for(&mut self, key: usize, wants_directory: bool) {
+        self.set_get_state(key, GetState::Refreshing);
+        match &mut self.refresh {
+            Some(refresh) => refresh.wants_directory |= wants_directory,
+            None => {
+                let posted_ns = self.transport.now_ns();
+                self.refresh = Some(Refresh { wants_directory, phase: RefreshPhase::Guard { posted_ns } });
+                self.read_for_refresh(superblock::OWNER, GUARD_WORDS);
+            }
+        }
+    }
+
+    fn read_for_refresh(&mut self, at_word: usize, len_words: usize) {
+        let mut words = vec![0; len_words];
+        match self.transport.read_now(at_word, &mut words) {
+            Ok(ReadNow::Done) => self.on_refresh(words, Ok(())),
+            Ok(ReadNow::Post) => self.transport.post_read(REFRESH_TOKEN, at_word, words),
+            Err(broken) => self.fail_all(broken),
+        }
+    }
+
+    fn on_refresh(&mut self, words: Vec<u64>, result: Result<(), Broken>) {
+        if let Err(broken) = result {
+            return self.fail_all(broken);
+        }
+        let Some(refresh) = &mut self.refresh else { return };
+        match refresh.phase {
+            RefreshPhase::Guard { posted_ns } => {
+                self.lease = Some((words[superblock::PLACE_EPOCH - superblock::OWNER], posted_ns));
+                let depth = TableView::check_depth(words[superblock::DIRECTORY_DEPTH - superblock::OWNER]);
+                match (depth, refresh.wants_directory) {
+                    (Ok(depth), true) => {
+                        refresh.phase = RefreshPhase::Directory;
+                        return self.read_for_refresh(self.view.directory_word, 1 << depth);
+                    }
+                    (Ok(_), false) => {}
+                    (Err(error), _) => return self.fail_all(Broken::Protocol { what: error.to_string() }),
+                }
+            }
+            RefreshPhase::Directory => {
+                if let Err(error) = self.view.set_directory(&words) {
+                    return self.fail_all(Broken::Protocol { what: error.to_string() });
+                }
+            }
+        }
+        self.refresh = None;
+        self.resume(|op| matches!(op.kind, Kind::Get { state: GetState::Refreshing, .. }));
+    }
+
+    /// Starts GETs over that waited for a write to their key.
+    pub(super) fn resume_behind(&mut self, hash: kv_common::hash::KeyHash) {
+        if !self.is_behind_write(hash) {
+            self.resume(|op| {
+                op.hash == hash && matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. })
+            });
+        }
+    }
+
+    fn resume(&mut self, waits: impl Fn(&crate::op::Op) -> bool) {
+        let keys: Vec<usize> = self.ops.iter().filter(|(_, op)| waits(op)).map(|(key, _)| key).collect();
+        for key in keys {
+            if self.ops.contains(key) {
+                self.advance(key, None);
+            }
+        }
+    }
+
+    /// READs words of the region and waits for them, at most the time of an operation.
+    pub(crate) fn read_words_blocking(
+        &mut self,
+        at_word: usize,
+        len_words: usize,
+    ) -> Result<Vec<u64>, Error> {
+        self.check_alive()?;
+        let mut words = vec![0; len_words];
+        match self.transport.read_now(at_word, &mut words) {
+            Ok(ReadNow::Done) => return Ok(words),
+            Ok(ReadNow::Post) => self.transport.post_read(BLOCKING_TOKEN, at_word, words),
+            Err(broken) => return Err(self.broke(broken)),
+        }
+        let started_ns = self.transport.now_ns();
+        let until_ns = started_ns.saturating_add(self.timeout_ns);
+        loop {
+            self.take_events();
+            if let Some(result) = self.blocking.take() {
+                return result.map_err(|broken| self.broke(broken));
+            }
+            self.check_alive()?;
+            if self.transport.now_ns() >= until_ns {
+                // The READ may still complete into its buffer; nobody may use the connection as if it had not begun.
+                let what = format!("no READ completes within {} ms", self.timeout_ns / 1_000_000);
+                return Err(self.broke(Broken::Protocol { what }));
+            }
+            self.transport.wait(until_ns);
+        }
+    }
+
+    /// Reads superblock and directory.
+    pub(super) fn read_view(&mut self) -> Result<(), Error> {
+        let region_words = self.view.region_words;
+        if region_words < superblock::IDENTITY_WORDS {
+            let found = region_words as u64 * 8;
+            return Err(kv_common::probe::IdentityError::Field { field: "region size", found }.into());
+        }
+        let identity = self.read_words_blocking(0, superblock::IDENTITY_WORDS)?;
+        let mut view = TableView::from_identity(&identity, region_words)?;
+        let depth = TableView::check_depth(identity[superblock::DIRECTORY_DEPTH])?;
+        let entries = self.read_words_blocking(view.directory_word, 1 << depth)?;
+        view.set_directory(&entries)?;
+        self.view = view;
+        Ok(())
+    }
+
+    /// Fills the index cache from the index, in large READs.
+    pub(crate) fn warm_up(&mut self) -> Result<WarmUp, Error> {
+        let mut segments = self.view.directory().to_vec();
+        segments.sort_unstable();
+        segments.dedup();
+        let mut done =
+            WarmUp { is_complete: self.cache.bytes() / 64 >= self.view.index_lines(), ..WarmUp::default() };
+        for segment in segments {
+            self.warm_up_segment(segment, &mut done)?;
+        }
+        Ok(done)
+    }
+
+    fn warm_up_segment(&mut self, segment: u64, done: &mut WarmUp) -> Result<(), Error> {
+        let lines_per_read = (WARM_UP_WORDS / LINE_WORDS) as u64;
+        for first in (0..SEGMENT_LINES).step_by(lines_per_read as usize) {
+            let guard = self.read_words_blocking(superblock::PLACE_EPOCH, 1)?[0];
+            if guard != self.cache.place_epoch() {
+                self.stats.place_epochs += 1;
+                self.cache.restart(guard);
+            }
+            let words = self.read_words_blocking(LineNumber::new(segment, first).word(), WARM_UP_WORDS)?;
+            for (i, line) in words.chunks_exact(LINE_WORDS).enumerate() {
+                let number = first + i as u64;
+                let is_overflow = kv_common::layout::Header(line[0]).is_overflow();
+                if number < HOME_LINES || is_overflow {
+                    self.cache.keep(LineNumber::new(segment, number), line);
+                }
+            }
+            done.lines += lines_per_read;
+            done.bytes += words.len() as u64 * 8;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Operations in flight, and what becomes of them.
+
+use crate::error::Error;
+use crate::get::Get;
+use kv_common::hash::KeyHash;
+
+/// A version of a value: never used twice in a table's life, rising per key. The token of compare-and-set.
+pub type Version = u64;
+
+/// Names a submitted operation until its completion is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub(crate) u64);
+
+/// A value with its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Their version.
+    pub version: Version,
+}
+
+/// How a compare-and-set ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CasOutcome {
+    /// The value was replaced; this is its version.
+    Stored(Version),
+    /// The key has another version by now: this one.
+    Mismatch(Version),
+    /// The key is not there.
+    NotFound,
+}
+
+/// The result of an operation, by its kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Of a GET: the value, or `None` if the key is absent.
+    Get(Result<Option<Value>, Error>),
+    /// Of a PUT: the new version.
+    Put(Result<Version, Error>),
+    /// Of a DELETE: whether the key was there.
+    Delete(Result<bool, Error>),
+    /// Of a compare-and-set.
+    CompareAndSet(Result<CasOutcome, Error>),
+    /// Of a ping.
+    Ping(Result<(), Error>),
+}
+
+/// A submitted operation that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Which.
+    pub ticket: Ticket,
+    /// How.
+    pub outcome: Outcome,
+}
+
+/// What a write asks for, with its bytes.
+#[derive(Debug)]
+pub(crate) enum Write {
+    Put(Vec<u8>),
+    Delete,
+    CompareAndSet { expected: Version, value: Vec<u8> },
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Get { get: Get, state: GetState },
+    Write { write: Write, state: SendState },
+    Ping { state: SendState },
+}
+
+#[derive(Debug)]
+pub(crate) enum GetState {
+    /// Its machine waits for a READ.
+    Reading,
+    /// Waits for a write of this client to the same key.
+    BehindWrite,
+    /// Waits for the directory or the lease to be read anew.
+    Refreshing,
+    /// READs are at their limit.
+    ReadQueued { at_word: usize, len_words: usize },
+    /// The server is asked; these parts of the value have come.
+    Asked { state: SendState, value: Vec<u8> },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendState {
+    /// Not sent yet: no credit, no room, or the staging area is lent already.
+    Queued,
+    /// Sent; it may have been carried out.
+    Sent,
+}
+
+/// An operation in flight.
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) ticket: Ticket,
+    pub(crate) key: Vec<u8>,
+    pub(crate) hash: KeyHash,
+    pub(crate) started_ns: u64,
+    pub(crate) deadline_ns: u64,
+    pub(crate) kind: Kind,
+}
+
+impl Op {
+    /// True if it changes its key.
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.kind, Kind::Write { .. })
+    }
+
+    /// How it ends when it cannot end well.
+    pub(crate) fn failure(&self, error: Error) -> Outcome {
+        match &self.kind {
+            Kind::Get { .. } => Outcome::Get(Err(error)),
+            Kind::Ping { .. } => Outcome::Ping(Err(error)),
+            Kind::Write { write, state } => {
+                let is_known = *state == SendState::Queued || matches!(error, Error::Refused(_));
+                let error = if is_known { error } else { Error::OutcomeUnknown { cause: error.to_string() } };
+                match write {
+                    Write::Put(_) => Outcome::Put(Err(error)),
+                    Write::Delete => Outcome::Delete(Err(error)),
+                    Write::CompareAndSet { .. } => Outcome::CompareAndSet(Err(error)),
+                }
+            }
+        }
+    }
+}

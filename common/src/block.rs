@@ -1,0 +1,218 @@
+//! Blocks: how a writer makes one, and how a reader judges the bytes that a READ brought.
+//!
+//! A block proves itself: its check covers version, key, value, its own place and the table. So the words of one READ
+//! may come from any moments in any order, the block may have been freed, reused or overwritten meanwhile: what passes
+//! is a value that this key had at the moment when word 0 was fetched.
+
+use std::ops::Range;
+
+use crate::adversary::{Mutant, mutant};
+use crate::hash::payload_hash;
+use crate::layout::{BLOCK_HEADER_BYTES, BLOCK_HEADER_WORDS, Lengths, NOT_LIVE, Place};
+use crate::limits::{KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::region::{bytes_of, bytes_of_mut};
+
+/// What the bytes of a READ turned out to be. Only `Found` and `OtherKey` are facts; the rest says "look again".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The wanted key's value, as it was when word 0 was fetched.
+    Found {
+        /// The version: the token for compare-and-set.
+        version: u64,
+        /// Where the value lies in the bytes that were judged.
+        value: Range<usize>,
+    },
+    /// The block is being written or is dead.
+    NotLive,
+    /// A valid block, of another key.
+    OtherKey,
+    /// Not a block as a whole: torn by a writer, reused meanwhile, or never a block.
+    Torn,
+}
+
+/// The check word of a block: xxh3-64 of the payload's hash, the version, the place and the table id.
+///
+/// `payload` is what lies from byte 16 of the block to its end: lengths, key, value.
+#[inline]
+pub fn check(payload: &[u8], version: u64, place: Place, table_id: u64) -> u64 {
+    check_of(hash_of(payload), version, place, table_id)
+}
+
+/// The part of the check that depends on the payload alone: a writer computes it before it takes any lock.
+#[inline]
+pub fn hash_of(payload: &[u8]) -> u64 {
+    payload_hash(if mutant(Mutant::CheckWithoutPayload) { &payload[..8] } else { payload })
+}
+
+/// The check word of a block whose payload hashes to `hash` (see [`hash_of`]).
+#[inline]
+pub fn check_of(hash: u64, version: u64, place: Place, table_id: u64) -> u64 {
+    let version = if mutant(Mutant::CheckWithoutVersion) { 0 } else { version };
+    payload_hash(bytes_of(&[hash, version, place.0, table_id]))
+}
+
+/// Writes the payload of the block of `key` and `value` into `words`, private memory that starts with the block's word
+/// 2: the words after the last byte's are not touched, those before it are. Returns the bytes of the payload.
+///
+/// Panics if key or value exceed their limits or the payload does not fit: the caller has checked them.
+pub fn encode_payload(words: &mut [u64], key: &[u8], value: &[u8]) -> usize {
+    assert!(!key.is_empty() && key.len() <= KEY_MAX_BYTES, "a key has 1 to {KEY_MAX_BYTES} bytes");
+    assert!(value.len() <= VALUE_MAX_BYTES, "a value has at most {VALUE_MAX_BYTES} bytes");
+    let lengths = Lengths { value_bytes: value.len() as u32, key_bytes: key.len() as u16, flags: 0 };
+    let (key_end, end) = (8 + key.len(), 8 + key.len() + value.len());
+    words[end.div_ceil(8) - 1] = 0;
+    words[0] = lengths.encode();
+    let bytes = bytes_of_mut(words);
+    bytes[8..key_end].copy_from_slice(key);
+    bytes[key_end..end].copy_from_slice(value);
+    end
+}
+
+/// Writes the block of `key` and `value` into `words`, private memory, ready to be copied to `place`: the words after
+/// the last byte's are not touched, those before it are. Returns the words used.
+///
+/// Panics if key or value exceed their limits or the block does not fit: the caller has checked them.
+pub fn encode(
+    words: &mut [u64],
+    key: &[u8],
+    value: &[u8],
+    version: u64,
+    place: Place,
+    table_id: u64,
+) -> usize {
+    assert!(version & NOT_LIVE == 0, "versions are below 2^63");
+    let payload_bytes = encode_payload(&mut words[2..], key, value);
+    words[0] = version;
+    words[1] = check(&bytes_of(&words[2..])[..payload_bytes], version, place, table_id);
+    2 + payload_bytes.div_ceil(8)
+}
+
+/// Judges `words`, which a READ of the block at `place` brought, for the wanted `key`.
+#[inline]
+pub fn judge(words: &[u64], key: &[u8], place: Place, table_id: u64) -> Verdict {
+    if words.len() < BLOCK_HEADER_WORDS {
+        return Verdict::Torn;
+    }
+    let word0 = words[0];
+    if word0 & NOT_LIVE != 0 && !mutant(Mutant::SkipLive) {
+        return Verdict::NotLive;
+    }
+    let version = word0 & !NOT_LIVE;
+    let lengths = Lengths::decode(words[2]);
+    let end = lengths.block_bytes();
+    let bytes = bytes_of(words);
+    if (end > bytes.len() || lengths.flags != 0) && !mutant(Mutant::UnboundedLength) {
+        return Verdict::Torn;
+    }
+    let is_whole =
+        || mutant(Mutant::SkipCheck) || check(&bytes[16..end], version, place, table_id) == words[1];
+    if !is_key(&bytes[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + lengths.key_bytes as usize], key) {
+        return if is_whole() { Verdict::OtherKey } else { Verdict::Torn };
+    }
+    if !is_whole() {
+        return Verdict::Torn;
+    }
+    Verdict::Found { version, value: BLOCK_HEADER_BYTES + lengths.key_bytes as usize..end }
+}
+
+#[inline]
+fn is_key(found: &[u8], wanted: &[u8]) -> bool {
+    if mutant(Mutant::SkipKey) {
+        return true;
+    }
+    if mutant(Mutant::PrefixKey) {
+        return found.starts_with(wanted);
+    }
+    found == wanted
+}
+
+/// The key of a block whose words are known to be whole (the server's own memory, under the stripes); `None` if the
+/// lengths do not fit.
+pub fn key_of(words: &[u64]) -> Option<&[u8]> {
+    let lengths = Lengths::decode(*words.get(2)?);
+    bytes_of(words).get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + lengths.key_bytes as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PLACE: Place = Place(4711);
+    const TABLE: u64 = 0x7ab1e;
+
+    fn block(key: &[u8], value: &[u8]) -> Vec<u64> {
+        let mut words = vec![u64::MAX; 64];
+        let used = encode(&mut words, key, value, 42, PLACE, TABLE);
+        assert!(words[used..].iter().all(|&w| w == u64::MAX), "words after the block are not touched");
+        words
+    }
+
+    #[test]
+    fn a_block_is_found_and_its_value_is_the_one_written() {
+        for value in [&b""[..], b"v", b"eight by", b"a value of some length"] {
+            let words = block(b"key", value);
+            let Verdict::Found { version, value: range } = judge(&words, b"key", PLACE, TABLE) else {
+                panic!()
+            };
+            assert_eq!((version, &bytes_of(&words)[range]), (42, value));
+        }
+    }
+
+    /// The bytes as the layout document draws them; the check by an independent implementation of its formula.
+    #[test]
+    fn golden_block() {
+        let words = block(b"key", b"value");
+        assert_eq!(&bytes_of(&words)[16..32], b"\x05\0\0\0\x03\0\0\0keyvalue");
+        let inner = xxhash_rust::xxh3::xxh3_64(b"\x05\0\0\0\x03\0\0\0keyvalue");
+        let mut outer = inner.to_le_bytes().to_vec();
+        outer.extend_from_slice(&42u64.to_le_bytes());
+        outer.extend_from_slice(&4711u64.to_le_bytes());
+        outer.extend_from_slice(&0x7ab1eu64.to_le_bytes());
+        assert_eq!(words[1], xxhash_rust::xxh3::xxh3_64(&outer));
+    }
+
+    #[test]
+    fn prefixes_and_other_keys_are_other_keys() {
+        let words = block(b"key", b"value");
+        for key in [&b"k"[..], b"ke", b"keyv", b"kez", b"other"] {
+            assert_eq!(judge(&words, key, PLACE, TABLE), Verdict::OtherKey, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn another_place_or_table_is_torn_and_a_mark_is_not_live() {
+        let mut words = block(b"key", b"value");
+        assert_eq!(judge(&words, b"key", Place(4712), TABLE), Verdict::Torn);
+        assert_eq!(judge(&words, b"key", PLACE, TABLE + 1), Verdict::Torn);
+        words[0] |= NOT_LIVE;
+        assert_eq!(judge(&words, b"key", PLACE, TABLE), Verdict::NotLive);
+    }
+
+    proptest! {
+        #[test]
+        fn any_change_of_one_word_is_noticed(at in 0usize..5, flip in 1u64..) {
+            let mut words = block(b"a key of 16 byte", b"");
+            words.truncate(5);
+            words[at] ^= flip;
+            let verdict = judge(&words, b"a key of 16 byte", PLACE, TABLE);
+            prop_assert!(matches!(verdict, Verdict::Torn | Verdict::NotLive), "{:?}", verdict);
+        }
+
+        #[test]
+        fn arbitrary_words_are_judged_without_panic(words in proptest::collection::vec(any::<u64>(), 0..40), key: Vec<u8>) {
+            let verdict = judge(&words, &key, PLACE, TABLE);
+            prop_assert!(matches!(verdict, Verdict::Torn | Verdict::NotLive), "{:?}", verdict);
+        }
+
+        #[test]
+        fn plausible_lengths_in_arbitrary_words_do_not_panic(
+            mut words in proptest::collection::vec(any::<u64>(), 3..40), value_bytes in 0u32..400, key_bytes in 0u16..400,
+        ) {
+            words[0] &= !NOT_LIVE;
+            words[2] = Lengths { value_bytes, key_bytes, flags: 0 }.encode();
+            let verdict = judge(&words, b"key", PLACE, TABLE);
+            prop_assert_eq!(verdict, Verdict::Torn);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Every bound of the store, with its reason. Queues, retries and waits take their limits from here and nowhere else.
+
+use crate::layout;
+
+/// Bytes of the longest key. Keys share their block with the value and are copied into every request.
+pub const KEY_MAX_BYTES: usize = 1024;
+
+/// Bytes of the largest value.
+pub const VALUE_MAX_BYTES: usize = 1 << 20;
+
+/// Bytes of the largest block: header, key, value.
+pub const BLOCK_MAX_BYTES: usize = layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES;
+
+/// The smallest region: superblock, directory, one index segment, and five for values.
+pub const REGION_MIN_BYTES: u64 = 8 * layout::SEGMENT_BYTES;
+
+/// The largest region: a place has 40 bits and counts granules of 16 bytes.
+pub const REGION_MAX_BYTES: u64 = 1 << (layout::PLACE_BITS + layout::GRANULE_BYTES.trailing_zeros());
+
+/// Workers that a server may have: each owns an intent record and a counter page of the superblock.
+pub const WORKERS_MAX: usize = 64;
+
+/// Clients of one server at once; each costs a descriptor or four and a ring. `--max-clients` may lower it.
+pub const CLIENTS_MAX: usize = 4096;
+
+/// Overflow lines that one home may chain. The hash seed is known to every client, so someone can make keys that share
+/// a home; with 14 slots in the window this allows 14 + 56 of them, far beyond what chance brings.
+pub const OVERFLOW_CHAIN_MAX: usize = 8;
+
+/// Times that a GET looks again (torn, dead, stale) before it asks the server.
+pub const GET_ATTEMPTS_MAX: u32 = 8;
+
+/// Times that a GET repeats itself because the directory was stale; each time it reads a new one.
+pub const DIRECTORY_REFRESHES_MAX: u32 = 4;
+
+/// Bytes of value that travel inside a message; larger ones lie in the staging area.
+pub const INLINE_VALUE_MAX_BYTES: usize = 8 << 10;
+
+/// Bytes of value in one message of a GET answered by the server.
+pub const REPLY_CHUNK_BYTES: usize = 8 << 10;
+
+/// Bytes of the longest message: the larger header, the longest key, the largest inline value.
+pub const MESSAGE_MAX_BYTES: usize = 128 + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES;
+
+/// Requests that one client may have in flight: the credit that the server grants.
+pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
+
+/// Operations that one client may have submitted and not taken the completions of.
+pub const CLIENT_OPERATIONS_MAX: usize = 4096;
+
+/// Bytes of a ring or a staging area, at most: a client maps what the server announces, and no more than this.
+pub const CHANNEL_MAX_BYTES: u64 = 64 << 20;
+
+/// Peers that may be between connect and hello at once, each of which costs the server a descriptor. More wait in the
+/// kernel's queue.
+pub const HANDSHAKES_MAX: usize = 256;
+
+/// A miss counts only if its lookup, first READ to last, took less than this by the client's own clock.
+pub const GRACE_NS: u64 = 20_000_000;
+
+/// A place counts only if the place epoch was read less than this ago by the client's own clock.
+pub const LEASE_NS: u64 = 1_000_000_000;
+
+/// How long an operation may take unless the user says otherwise.
+pub const OPERATION_TIMEOUT_NS: u64 = 5_000_000_000;
+
+/// How long a handshake may take; a peer that is silent longer is dropped.
+pub const HANDSHAKE_TIMEOUT_NS: u64 = 2_000_000_000;
+
+/// Versions reserved in the superblock ahead of their use, so that no version is used twice after a crash.
+pub const VERSION_RESERVE: u64 = 1 << 20;
+
+/// Stripes of the writers' locks. Two homes collide in one with probability 1 / this.
+pub const STRIPES: usize = 4096;
+
+const _: () = assert!(STRIPES.is_power_of_two());
+const _: () = assert!(BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);
+const _: () = assert!(KEY_MAX_BYTES <= u16::MAX as usize && VALUE_MAX_BYTES <= u32::MAX as usize);
+const _: () = assert!(GRACE_NS < LEASE_NS);

@@ -1,0 +1,388 @@
+//! Where to look for a key, and what the index lines that a READ brought say about it.
+
+use crate::hash::KeyHash;
+use crate::layout::{
+    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_SLOTS, LINE_WORDS, LineNumber, MAGIC,
+    SEGMENT_BYTES, SEGMENT_LINES, SEGMENT_WORDS, Slot, WINDOW_WORDS, superblock,
+};
+use crate::limits::{GRACE_NS, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES};
+
+/// What is wrong with a superblock, in the words of whoever has to mend it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// The first word is not the magic.
+    #[error("not a table: the region starts with {found:#018x} instead of {MAGIC:#018x}")]
+    Magic {
+        /// The word found.
+        found: u64,
+    },
+    /// Made by another version of the layout.
+    #[error(
+        "the table has layout version {found}, this program reads version {LAYOUT_VERSION}; use programs of one release"
+    )]
+    LayoutVersion {
+        /// The version found.
+        found: u64,
+    },
+    /// A field has a value that no server writes.
+    #[error("the superblock is damaged: {field} is {found}")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+    },
+}
+
+/// What a reader knows of a table: identity and directory. An old directory stays right for its own depth, or the
+/// depth bits of the lines say that it is not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableView {
+    /// Random per table, part of every check.
+    pub table_id: u64,
+    /// Random per start of the server.
+    pub incarnation: u64,
+    /// Seed of the key hash.
+    pub seed: u64,
+    /// Words of the region; nothing is read beyond.
+    pub region_words: usize,
+    /// A miss counts only if its lookup took less.
+    pub grace_ns: u64,
+    /// A place epoch counts only if it was read less than this ago.
+    pub lease_ns: u64,
+    /// Word at which the directory starts.
+    pub directory_word: usize,
+    /// Index segments by low hash bits.
+    directory: Vec<u64>,
+    depth: u32,
+}
+
+impl TableView {
+    /// From the identity words at the start of a region of `region_words`; the directory is still empty.
+    pub fn from_identity(words: &[u64], region_words: usize) -> Result<TableView, IdentityError> {
+        assert!(words.len() >= superblock::IDENTITY_WORDS, "the identity part is read as a whole");
+        let check = |field, found, holds: bool| {
+            if holds { Ok(found) } else { Err(IdentityError::Field { field, found }) }
+        };
+        if words[superblock::MAGIC] != MAGIC {
+            return Err(IdentityError::Magic { found: words[superblock::MAGIC] });
+        }
+        if words[superblock::LAYOUT_VERSION] != LAYOUT_VERSION {
+            return Err(IdentityError::LayoutVersion { found: words[superblock::LAYOUT_VERSION] });
+        }
+        let bytes = words[superblock::REGION_BYTES];
+        let is_size =
+            (REGION_MIN_BYTES..=REGION_MAX_BYTES).contains(&bytes) && bytes.is_multiple_of(SEGMENT_BYTES);
+        check("region size", bytes, is_size && bytes == region_words as u64 * 8)?;
+        let directory = words[superblock::DIRECTORY_SEGMENT];
+        check("directory segment", directory, directory > 0 && directory < bytes / SEGMENT_BYTES)?;
+        let grace_ns = words[superblock::GRACE_NS];
+        check("GRACE", grace_ns, grace_ns > 0 && grace_ns <= GRACE_NS * 1000)?;
+        let lease_ns = words[superblock::LEASE_NS];
+        check("LEASE", lease_ns, lease_ns > 0 && lease_ns <= LEASE_NS * 1000)?;
+        Ok(TableView {
+            table_id: words[superblock::TABLE_ID],
+            incarnation: words[superblock::INCARNATION],
+            seed: words[superblock::HASH_SEED],
+            region_words,
+            grace_ns,
+            lease_ns,
+            directory_word: directory as usize * SEGMENT_WORDS,
+            directory: Vec::new(),
+            depth: 0,
+        })
+    }
+
+    /// The view of a region before anything of it was read.
+    pub fn unread(region_words: usize) -> TableView {
+        TableView { region_words, ..TableView::default() }
+    }
+
+    /// Checks a depth that was read from the superblock, before the directory is read.
+    pub fn check_depth(depth: u64) -> Result<u32, IdentityError> {
+        if depth > DIRECTORY_DEPTH_MAX as u64 {
+            return Err(IdentityError::Field { field: "directory depth", found: depth });
+        }
+        Ok(depth as u32)
+    }
+
+    /// Takes the directory entries that a READ brought.
+    pub fn set_directory(&mut self, entries: &[u64]) -> Result<(), IdentityError> {
+        assert!(entries.len().is_power_of_two(), "a directory has 1 << depth entries");
+        let segments = self.region_words as u64 / SEGMENT_WORDS as u64;
+        if let Some(&found) = entries.iter().find(|&&segment| segment == 0 || segment >= segments) {
+            return Err(IdentityError::Field { field: "directory entry", found });
+        }
+        self.directory.clear();
+        self.directory.extend_from_slice(entries);
+        self.depth = entries.len().ilog2();
+        Ok(())
+    }
+
+    /// Index segments by low hash bits, as of the last refresh.
+    pub fn directory(&self) -> &[u64] {
+        &self.directory
+    }
+
+    /// The hash of `key` in this table.
+    #[inline]
+    pub fn hash(&self, key: &[u8]) -> KeyHash {
+        KeyHash::new(self.seed, key)
+    }
+
+    /// The home line of a hash.
+    #[inline]
+    pub fn home(&self, hash: KeyHash) -> LineNumber {
+        LineNumber::new(self.directory[hash.prefix(self.depth) as usize], hash.home())
+    }
+
+    /// How many words to read for the block that a slot names, or `None` if no block can be there. Spans are rounded
+    /// up to a class, so the last block of the region may be given fewer words than its span.
+    #[inline]
+    pub fn block_words(&self, slot: Slot) -> Option<usize> {
+        if slot.span().0 == 0 || slot.span() > crate::layout::span_max() {
+            return None;
+        }
+        let room = self.region_words.checked_sub(slot.place().word()).filter(|&room| room > 0)?;
+        Some(slot.span().words().min(room))
+    }
+
+    /// Index lines of all segments that the directory names.
+    pub fn index_lines(&self) -> u64 {
+        let mut segments = self.directory.clone();
+        segments.sort_unstable();
+        segments.dedup();
+        segments.len() as u64 * SEGMENT_LINES
+    }
+}
+
+/// Slots whose fingerprint matched, in the order found. More matches than it holds are counted and not kept: the GET
+/// then ends with a request to the server rather than with a miss.
+#[derive(Clone, Copy, Debug)]
+pub struct Matches {
+    slots: [Slot; Matches::CAPACITY],
+    found: u8,
+}
+
+impl Matches {
+    const CAPACITY: usize = 4;
+
+    /// No match yet.
+    #[inline]
+    pub fn none() -> Matches {
+        Matches { slots: [Slot::EMPTY; Matches::CAPACITY], found: 0 }
+    }
+
+    /// Adds the slots of a line (its words after the header) that carry `fingerprint`.
+    #[inline]
+    pub fn add_line(&mut self, slots: &[u64; LINE_SLOTS], fingerprint: u16) {
+        let mut mask = 0u32;
+        for (i, &slot) in slots.iter().enumerate() {
+            mask |= u32::from((slot >> 48) as u16 == fingerprint) << i;
+        }
+        while mask != 0 {
+            let slot = Slot(slots[mask.trailing_zeros() as usize]);
+            if let Some(free) = self.slots.get_mut(self.found as usize) {
+                *free = slot;
+            }
+            self.found = self.found.saturating_add(1);
+            mask &= mask - 1;
+        }
+    }
+
+    /// The matches that were kept.
+    #[inline]
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots[..(self.found as usize).min(Matches::CAPACITY)]
+    }
+
+    /// True if no slot matched.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.found == 0
+    }
+}
+
+/// What lines that were read say about a key whose fingerprint is in none or some of their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineState {
+    /// The lines answer for this hash; `next` is the overflow line to follow, 0 for none, and `is_moving` says that a
+    /// miss here is no miss.
+    Answers {
+        /// Number of the next overflow line in this segment.
+        next: u16,
+        /// The segment is being split.
+        is_moving: bool,
+    },
+    /// The segment answers for other hashes: the directory is stale.
+    StaleDirectory,
+    /// An overflow line that belongs to another home by now, or to none: look again.
+    Reused,
+}
+
+/// Judges the 16 words of a window and collects matching slots.
+pub fn judge_window(words: &[u64], hash: KeyHash, matches: &mut Matches) -> LineState {
+    assert_eq!(words.len(), WINDOW_WORDS, "a window is read as a whole");
+    let (home, next) = (Header(words[0]), Header(words[LINE_WORDS]));
+    if !home.answers_for(hash) || !next.answers_for(hash) || home.is_overflow() || next.is_overflow() {
+        return LineState::StaleDirectory;
+    }
+    matches.add_line(line_slots(&words[..LINE_WORDS]), hash.fingerprint());
+    matches.add_line(line_slots(&words[LINE_WORDS..]), hash.fingerprint());
+    answers(home, home.is_moving() || next.is_moving())
+}
+
+/// Judges the 8 words of an overflow line of `home` (its number in the segment) and collects matching slots.
+pub fn judge_overflow(words: &[u64], home: u16, hash: KeyHash, matches: &mut Matches) -> LineState {
+    assert_eq!(words.len(), LINE_WORDS, "a line is read as a whole");
+    let header = Header(words[0]);
+    if !header.is_overflow() || header.home_of_overflow() != home || !header.answers_for(hash) {
+        return LineState::Reused;
+    }
+    matches.add_line(line_slots(words), hash.fingerprint());
+    answers(header, header.is_moving())
+}
+
+/// The slots of a line of 8 words.
+#[inline]
+pub fn line_slots(line: &[u64]) -> &[u64; LINE_SLOTS] {
+    line[1..LINE_WORDS].try_into().expect("a line has a header and seven slots")
+}
+
+/// What a header that answers for the hash leads to. A `next` that is no overflow line's number comes from no server;
+/// it is not followed, and not taken for the end of the chain either.
+fn answers(header: Header, is_moving: bool) -> LineState {
+    let next = header.next();
+    if next != 0 && !(HOME_LINES..SEGMENT_LINES).contains(&(next as u64)) {
+        return LineState::Reused;
+    }
+    LineState::Answers { next, is_moving }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Place, Span};
+    use proptest::prelude::*;
+
+    fn identity(region_bytes: u64) -> Vec<u64> {
+        let mut words = vec![0; superblock::IDENTITY_WORDS];
+        words[superblock::MAGIC] = MAGIC;
+        words[superblock::LAYOUT_VERSION] = LAYOUT_VERSION;
+        words[superblock::REGION_BYTES] = region_bytes;
+        words[superblock::DIRECTORY_SEGMENT] = 1;
+        words[superblock::GRACE_NS] = GRACE_NS;
+        words[superblock::LEASE_NS] = LEASE_NS;
+        words
+    }
+
+    #[test]
+    fn identities_that_no_server_writes_are_refused() {
+        let good = identity(REGION_MIN_BYTES);
+        let words = REGION_MIN_BYTES as usize / 8;
+        assert!(TableView::from_identity(&good, words).is_ok());
+        assert!(TableView::from_identity(&good, words + 1).is_err(), "another size than the mapping's");
+        for (at, bad) in [
+            (superblock::MAGIC, 0),
+            (superblock::LAYOUT_VERSION, LAYOUT_VERSION + 1),
+            (superblock::REGION_BYTES, REGION_MIN_BYTES + 8),
+            (superblock::DIRECTORY_SEGMENT, 8),
+            (superblock::DIRECTORY_SEGMENT, u64::MAX),
+            (superblock::GRACE_NS, 0),
+            (superblock::LEASE_NS, u64::MAX),
+        ] {
+            let mut words_bad = good.clone();
+            words_bad[at] = bad;
+            assert!(TableView::from_identity(&words_bad, words).is_err(), "word {at} = {bad:#x}");
+        }
+        assert!(TableView::check_depth(DIRECTORY_DEPTH_MAX as u64 + 1).is_err());
+        let mut view = TableView::from_identity(&good, words).unwrap();
+        assert!(view.set_directory(&[2, 8]).is_err(), "outside the region");
+        assert!(view.set_directory(&[0]).is_err(), "the superblock is no index");
+    }
+
+    fn window(header: Header) -> Vec<u64> {
+        let mut words = vec![0; WINDOW_WORDS];
+        (words[0], words[LINE_WORDS]) = (header.0, header.0);
+        words
+    }
+
+    #[test]
+    fn a_window_answers_only_for_its_own_hash_bits() {
+        let hash = KeyHash(0xbeef_0000_0000_0005);
+        let state =
+            |depth, prefix| judge_window(&window(Header::home(depth, prefix)), hash, &mut Matches::none());
+        assert_eq!(state(0, 0), LineState::Answers { next: 0, is_moving: false });
+        assert_eq!(state(3, 5), LineState::Answers { next: 0, is_moving: false });
+        assert_eq!(state(3, 1), LineState::StaleDirectory);
+        let mut half = window(Header::home(2, 1));
+        half[LINE_WORDS] = Header::home(3, 1).0;
+        assert_eq!(
+            judge_window(&half, hash, &mut Matches::none()),
+            LineState::StaleDirectory,
+            "the second line counts"
+        );
+    }
+
+    #[test]
+    fn moving_in_either_line_is_seen() {
+        let hash = KeyHash(5);
+        for at in [0, LINE_WORDS] {
+            let mut words = window(Header::home(0, 0));
+            words[at] = Header::home(0, 0).with_moving(true).0;
+            let state = judge_window(&words, hash, &mut Matches::none());
+            assert_eq!(state, LineState::Answers { next: 0, is_moving: true });
+        }
+    }
+
+    #[test]
+    fn every_slot_of_a_window_is_looked_at() {
+        let hash = KeyHash(0xbeef_0000_0000_0000);
+        for at in (0..WINDOW_WORDS).filter(|at| at % LINE_WORDS != 0) {
+            let mut words = window(Header::home(0, 0));
+            let slot = Slot::new(0xbeef, Span(3), Place(99));
+            words[at] = slot.0;
+            let mut matches = Matches::none();
+            judge_window(&words, hash, &mut matches);
+            assert_eq!(matches.slots(), [slot], "word {at}");
+        }
+    }
+
+    #[test]
+    fn an_overflow_line_of_another_home_is_reused() {
+        let hash = KeyHash(0);
+        let mut words = vec![0; LINE_WORDS];
+        words[0] = Header::home(0, 0).overflow_of(7).with_next(HOME_LINES as u16).0;
+        let judge = |words: &[u64], home| judge_overflow(words, home, hash, &mut Matches::none());
+        assert_eq!(judge(&words, 7), LineState::Answers { next: HOME_LINES as u16, is_moving: false });
+        assert_eq!(judge(&words, 8), LineState::Reused);
+        words[0] = Header::home(0, 0).0;
+        assert_eq!(judge(&words, 0), LineState::Reused, "free");
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_lines_are_judged_without_panic_or_leaving_the_region(
+            words in proptest::collection::vec(any::<u64>(), WINDOW_WORDS), hash: u64, home: u16,
+        ) {
+            let mut view = TableView::from_identity(&identity(REGION_MIN_BYTES), REGION_MIN_BYTES as usize / 8).unwrap();
+            view.set_directory(&[2]).unwrap();
+            let mut matches = Matches::none();
+            let states = [
+                judge_window(&words, KeyHash(hash), &mut matches),
+                judge_overflow(&words[..LINE_WORDS], home, KeyHash(hash), &mut matches),
+            ];
+            for state in states {
+                if let LineState::Answers { next, .. } = state {
+                    prop_assert!(next == 0 || (HOME_LINES..SEGMENT_LINES).contains(&(next as u64)));
+                }
+            }
+            for &word in &words {
+                let slot = Slot(word);
+                if let Some(len) = view.block_words(slot) {
+                    prop_assert!(len > 0 && slot.place().word() + len <= view.region_words);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Transports: who carries READs of the region and messages to the server.
+//!
+//! # The contract
+//! The weakest that all transports can keep; the client relies on this and on nothing more.
+//!
+//! * A READ returns each aligned 8-byte word whole. Different words may come from different moments of the READ, in
+//!   any order.
+//! * READs in flight together are not ordered with each other.
+//! * Messages of one connection arrive in order, each once, or the connection breaks.
+//! * A buffer belongs to the transport from `post_read` until its completion: ownership says so, in the types.
+//! * After a break every READ in flight completes exactly once, with an error; nothing completes later.
+//! * How long a READ takes is not bounded: a client can be stopped between two loads. So a miss counts only if its
+//!   READs took less than GRACE by the client's own clock.
+
+pub mod shm;
+
+use crate::region::Words;
+
+/// Why a connection is no more. It does not come back; a new one may.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// The server process has ended.
+    #[error("the server has ended")]
+    ServerGone,
+    /// The server closed the connection.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The server broke the protocol.
+    #[error("the server broke the protocol: {what}")]
+    Protocol {
+        /// What it did.
+        what: String,
+    },
+    /// The operating system refused.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: String,
+    },
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// No room now; replies have to be taken first.
+    Full,
+    /// The connection is no more.
+    Broken(Broken),
+}
+
+/// A READ that was served at once, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadNow {
+    /// The words are there.
+    Done,
+    /// This transport's READs take time: post it.
+    Post,
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub enum Event {
+    /// A READ completed; its buffer comes back whatever the result.
+    Read {
+        /// The token given to `post_read`.
+        token: u64,
+        /// The buffer, filled if the READ was done.
+        buffer: Vec<u64>,
+        /// Whether it was.
+        result: Result<(), Broken>,
+    },
+    /// A message came.
+    Message(Vec<u8>),
+}
+
+/// A client's connection to one server.
+///
+/// One thread uses it; nothing in it locks. Time is the connection's own monotonic clock, in ns: the simulated
+/// fabric has a virtual one.
+pub trait Transport {
+    /// Fills `out` with the words of the region from word `at` if this transport's READs are loads (shared memory).
+    ///
+    /// The range lies inside the region: the caller has checked it.
+    fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken>;
+
+    /// Starts a READ of `buffer.len()` words from word `at_word`. It completes as an [`Event::Read`] with `token`,
+    /// also if the connection breaks.
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>);
+
+    /// READs that may be in flight at once.
+    fn reads_in_flight_max(&self) -> usize;
+
+    /// Hints that these words of the region are read soon.
+    fn prefetch(&self, _at_word: usize, _len_words: usize) {}
+
+    /// Sends one message made of `parts`.
+    fn send(&mut self, parts: &[&[u8]]) -> Result<(), SendError>;
+
+    /// The next event, without waiting.
+    fn poll(&mut self) -> Result<Option<Event>, Broken>;
+
+    /// Waits until an event may be there, or until `until_ns`. May return early.
+    fn wait(&mut self, until_ns: u64);
+
+    /// Now.
+    fn now_ns(&self) -> u64;
+
+    /// The memory that this client lends to the server for values too large for a message.
+    fn staging(&self) -> &Words;
+
+    /// What this is, for people: `shm`, `tcp`, ...
+    fn name(&self) -> &'static str;
+}

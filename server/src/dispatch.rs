@@ -1,0 +1,133 @@
+//! From the bytes of a request to the bytes of its replies.
+
+use kv_common::adversary::{Mutant, mutant};
+use kv_common::layout::Counter;
+use kv_common::limits::REPLY_CHUNK_BYTES;
+use kv_common::region::Words;
+use kv_common::wire::{Malformed, Op, Refusal, Reply, Request, Status};
+
+use crate::table::{Outcome, Value, Worker, Written, value_bytes};
+
+/// Where replies go, one message per call.
+type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
+
+impl Worker {
+    /// Serves one request message of `session` and hands its replies to `sink`: one, or several in order for a value
+    /// larger than `limits::REPLY_CHUNK_BYTES`. `staging` is the memory that this client lends to the server.
+    ///
+    /// Any bytes may come: what is no request is refused, under sequence number 0 if it has none.
+    pub fn handle(&mut self, session: u64, message: &[u8], staging: Option<&Words>, sink: Sink<'_>) {
+        self.count(Counter::Requests);
+        let served = match Request::decode(message) {
+            Err((seq, refusal)) => Err((seq.unwrap_or(0), refusal)),
+            Ok(request) if request.session != session => {
+                Err((request.seq, Refusal::Malformed { reason: Malformed::Session }))
+            }
+            Ok(request) => self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal)),
+        };
+        if let Err((seq, refusal)) = served {
+            self.count(Counter::Refused);
+            sink(&Reply::new(seq, Status::Refused(refusal), 0));
+        }
+    }
+
+    fn serve(
+        &mut self,
+        request: &Request<'_>,
+        staging: Option<&Words>,
+        sink: Sink<'_>,
+    ) -> Result<(), Refusal> {
+        let seq = request.seq;
+        let mut ack = Ack { seq, sink, is_sent: false };
+        match request.op {
+            Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
+            Op::Get => {
+                self.count(Counter::GetsByServer);
+                reply_value(seq, self.get(request.key), ack.sink);
+            }
+            Op::Put => {
+                self.count(Counter::Puts);
+                let outcome = self.put_request(request, None, staging, &mut ack)?;
+                ack.after_stores(&outcome);
+            }
+            Op::CompareAndSet => {
+                self.count(Counter::CompareAndSets);
+                let outcome = self.put_request(request, Some(request.operand), staging, &mut ack)?;
+                if let Outcome::VersionMismatch(_) = outcome {
+                    self.count(Counter::CompareAndSetMismatches);
+                }
+                ack.after_stores(&outcome);
+            }
+            Op::Delete => {
+                let outcome = self.delete(request.key, &mut ack);
+                ack.after_stores(&outcome);
+            }
+        }
+        Ok(())
+    }
+
+    fn put_request(
+        &mut self,
+        request: &Request<'_>,
+        expected: Option<u64>,
+        staging: Option<&Words>,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let mut scratch = std::mem::take(&mut self.staged);
+        let outcome = value_bytes(request.value, staging, &mut scratch)
+            .and_then(|value| self.put(request.key, value, expected, ack));
+        self.staged = scratch;
+        outcome
+    }
+}
+
+/// The one reply to a write.
+pub(crate) struct Ack<'a> {
+    seq: u64,
+    sink: Sink<'a>,
+    is_sent: bool,
+}
+
+impl Ack<'_> {
+    /// Called when a write is certain and before its first store: the deliberate fault of a too early reply.
+    pub(crate) fn before_stores(&mut self, written: &Written) {
+        if mutant(Mutant::AckBeforeStore) {
+            self.after_stores(&Outcome::Written(*written));
+        }
+    }
+
+    /// Replies, once.
+    fn after_stores(&mut self, outcome: &Outcome) {
+        if std::mem::replace(&mut self.is_sent, true) {
+            return;
+        }
+        (self.sink)(&match *outcome {
+            Outcome::Written(Written { version, hint }) => {
+                Reply { hint: Some(hint), ..Reply::new(self.seq, Status::Done, version) }
+            }
+            Outcome::NotFound => Reply::new(self.seq, Status::NotFound, 0),
+            Outcome::VersionMismatch(version) => Reply::new(self.seq, Status::VersionMismatch, version),
+        });
+    }
+}
+
+/// The value in as many messages as it takes; an empty one takes one too.
+fn reply_value(seq: u64, value: Option<Value<'_>>, sink: Sink<'_>) {
+    let Some(Value { version, bytes }) = value else {
+        return sink(&Reply::new(seq, Status::NotFound, 0));
+    };
+    let mut start = 0;
+    loop {
+        let end = bytes.len().min(start + REPLY_CHUNK_BYTES);
+        sink(&Reply {
+            total_bytes: bytes.len() as u32,
+            has_more: end < bytes.len(),
+            chunk: &bytes[start..end],
+            ..Reply::new(seq, Status::Done, version)
+        });
+        start = end;
+        if start == bytes.len() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A worker's counter page in the superblock.
+
+use kv_common::layout::{Counter, superblock};
+use kv_common::region::Words;
+
+/// The page of one worker, its only writer: a load and a store instead of a locked addition. Sums over all pages are
+/// what counts; a single page's `Keys` wraps when the worker deletes what another inserted.
+pub(super) struct Counters {
+    region: Words,
+    page_word: usize,
+}
+
+impl Counters {
+    pub(super) fn new(region: &Words, worker: usize) -> Counters {
+        let page_word = superblock::COUNTERS + worker * superblock::COUNTER_WORDS;
+        Counters { region: region.clone(), page_word }
+    }
+
+    /// Adds `by`, wrapping.
+    pub(super) fn add(&self, counter: Counter, by: u64) {
+        let word = self.page_word + counter as usize;
+        self.region.store(word, self.region.load(word).wrapping_add(by));
+    }
+
+    /// Subtracts `by`, wrapping.
+    pub(super) fn sub(&self, counter: Counter, by: u64) {
+        self.add(counter, by.wrapping_neg());
+    }
+}

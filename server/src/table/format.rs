@@ -1,0 +1,242 @@
+//! Making a table in a zeroed region.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use kv_common::layout::{
+    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, LINE_SLOTS, LineNumber, MAGIC, SEGMENT_BYTES, SEGMENT_LINES,
+    SEGMENT_WORDS, SegmentEntry, SegmentKind, superblock, superblock_segments,
+};
+use kv_common::limits::{
+    GRACE_NS, KEY_MAX_BYTES, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, WORKERS_MAX,
+};
+use kv_common::region::Words;
+
+use super::overflow::OverflowLines;
+use super::slab::Slab;
+use super::stripes::Stripes;
+use super::versions::{FIRST_VERSION_MAX, Versions};
+use super::{Table, walk};
+
+/// Keys that one index segment is planned to hold: 75 % of its slots, overflow lines included.
+const SEGMENT_KEYS: u64 = SEGMENT_LINES * LINE_SLOTS as u64 * 3 / 4;
+/// Without a number of keys, one segment of so many becomes index: right for keys of some 100 bytes, values included.
+const INDEX_SHARE: u64 = 8;
+
+/// What a new table is made with. Ids and seed are the caller's random numbers.
+#[derive(Clone, Debug)]
+pub struct TableConfig {
+    /// Workers that will write, 1 to `limits::WORKERS_MAX`.
+    pub workers: usize,
+    /// Keys to make room for in the index; without, an eighth of the region becomes index.
+    pub expected_keys: Option<u64>,
+    /// Bytes of the pages that back the region, for the superblock.
+    pub page_bytes: u64,
+    /// Random per table.
+    pub table_id: u64,
+    /// Random per table.
+    pub hash_seed: u64,
+    /// Random per start of the server.
+    pub incarnation: u64,
+    /// The first version to use, usually 1; above the ceiling of a table that this one succeeds.
+    pub first_version: u64,
+    /// Wall clock, ns since 1970.
+    pub now_ns: u64,
+}
+
+/// Why a table cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// The region's size.
+    #[error(
+        "a region of {found_bytes} bytes cannot hold a table; it takes a multiple of {SEGMENT_BYTES} bytes between \
+         {REGION_MIN_BYTES} and {REGION_MAX_BYTES}"
+    )]
+    RegionSize {
+        /// Bytes of the region.
+        found_bytes: u64,
+    },
+    /// The region is in use.
+    #[error("the region is not zeroed: it starts with {found:#018x}; give a new one")]
+    NotZeroed {
+        /// The first word.
+        found: u64,
+    },
+    /// The number of workers.
+    #[error("{found} workers; a table has 1 to {WORKERS_MAX}")]
+    Workers {
+        /// The number asked for.
+        found: usize,
+    },
+    /// The first version.
+    #[error("the first version is {found}; it is 1 to {FIRST_VERSION_MAX}")]
+    FirstVersion {
+        /// The version asked for.
+        found: u64,
+    },
+    /// The index leaves no room for values.
+    #[error(
+        "an index for {expected_keys} keys takes {index_segments} segments of 2 MiB, and the region has {segments} in \
+         all, too few for even one with values; start the server with more --memory or fewer --expected-keys"
+    )]
+    IndexTooLarge {
+        /// Keys asked for.
+        expected_keys: u64,
+        /// Segments that the index would take.
+        index_segments: u64,
+        /// Segments of the region.
+        segments: u64,
+    },
+}
+
+impl Table {
+    /// Makes a table in `region`, which is all zero. Readers may look while it is made: the magic is stored last.
+    pub fn create(region: Words, config: &TableConfig) -> Result<Arc<Table>, TableError> {
+        let plan = Plan::new(&region, config)?;
+        plan.write_superblock(&region, config);
+        plan.write_segment_table(&region);
+        plan.write_index(&region);
+        let versions = Versions::new(&region, config.first_version);
+        region.store_release(superblock::MAGIC, MAGIC);
+        Ok(Arc::new(Table {
+            view: walk::view_of(&region).expect("the identity was just written"),
+            stripes: Stripes::new(),
+            versions,
+            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments)),
+            overflow: OverflowLines::new(plan.first_index(), plan.index_segments),
+            epochs: crossbeam_epoch::Collector::new(),
+            workers: config.workers,
+            workers_taken: AtomicU64::new(0),
+            region,
+        }))
+    }
+}
+
+/// Where what goes: superblock, directory, index, and the rest is free.
+struct Plan {
+    segments: u64,
+    index_segments: u64,
+}
+
+impl Plan {
+    fn new(region: &Words, config: &TableConfig) -> Result<Plan, TableError> {
+        let found_bytes = region.len_words() as u64 * 8;
+        if !(REGION_MIN_BYTES..=REGION_MAX_BYTES).contains(&found_bytes)
+            || !found_bytes.is_multiple_of(SEGMENT_BYTES)
+        {
+            return Err(TableError::RegionSize { found_bytes });
+        }
+        let found = region.load(superblock::MAGIC);
+        if found != 0 {
+            return Err(TableError::NotZeroed { found });
+        }
+        if !(1..=WORKERS_MAX).contains(&config.workers) {
+            return Err(TableError::Workers { found: config.workers });
+        }
+        if !(1..=FIRST_VERSION_MAX).contains(&config.first_version) {
+            return Err(TableError::FirstVersion { found: config.first_version });
+        }
+        let segments = found_bytes / SEGMENT_BYTES;
+        let plan = Plan { segments, index_segments: index_segments(segments, config.expected_keys) };
+        if plan.index_segments > 1 << DIRECTORY_DEPTH_MAX || plan.first_free() >= segments {
+            return Err(TableError::IndexTooLarge {
+                expected_keys: config.expected_keys.unwrap_or(0),
+                index_segments: plan.index_segments,
+                segments,
+            });
+        }
+        Ok(plan)
+    }
+
+    fn directory(&self) -> u64 {
+        superblock_segments(self.segments)
+    }
+
+    fn first_index(&self) -> u64 {
+        self.directory() + 1
+    }
+
+    fn first_free(&self) -> u64 {
+        self.first_index() + self.index_segments
+    }
+
+    fn depth(&self) -> u32 {
+        self.index_segments.ilog2()
+    }
+
+    fn write_superblock(&self, region: &Words, config: &TableConfig) {
+        for (word, value) in [
+            (superblock::LAYOUT_VERSION, LAYOUT_VERSION),
+            (superblock::REGION_BYTES, region.len_words() as u64 * 8),
+            (superblock::TABLE_ID, config.table_id),
+            (superblock::HASH_SEED, config.hash_seed),
+            (superblock::INCARNATION, config.incarnation),
+            (superblock::DIRECTORY_SEGMENT, self.directory()),
+            (superblock::GRACE_NS, GRACE_NS),
+            (superblock::DIRECTORY_DEPTH, self.depth() as u64),
+            (superblock::LEASE_NS, LEASE_NS),
+            (superblock::CLOCK_NS, config.now_ns),
+            (superblock::KEY_MAX_BYTES, KEY_MAX_BYTES as u64),
+            (superblock::VALUE_MAX_BYTES, VALUE_MAX_BYTES as u64),
+            (superblock::PAGE_BYTES, config.page_bytes),
+            (superblock::SERVER_PID, std::process::id() as u64),
+            (superblock::WORKERS, config.workers as u64),
+            (superblock::STARTED_NS, config.now_ns),
+        ] {
+            region.store(word, value);
+        }
+    }
+
+    fn write_segment_table(&self, region: &Words) {
+        for segment in 0..self.first_free() {
+            let kind = match segment {
+                _ if segment < self.directory() => SegmentKind::Superblock,
+                _ if segment < self.first_index() => SegmentKind::Directory,
+                _ => SegmentKind::Index,
+            };
+            let entry = SegmentEntry { kind, class: 0 };
+            region.store(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
+        }
+    }
+
+    fn write_index(&self, region: &Words) {
+        let directory_word = self.directory() as usize * SEGMENT_WORDS;
+        for prefix in 0..self.index_segments {
+            let segment = self.first_index() + prefix;
+            region.store(directory_word + prefix as usize, segment);
+            let header = Header::home(self.depth(), prefix);
+            for line in 0..SEGMENT_LINES {
+                region.store(LineNumber::new(segment, line).word(), header.0);
+            }
+        }
+    }
+}
+
+/// A power of two, so that every directory entry has a segment of its own.
+fn index_segments(segments: u64, expected_keys: Option<u64>) -> u64 {
+    match expected_keys {
+        Some(keys) => keys.div_ceil(SEGMENT_KEYS).next_power_of_two(),
+        None => 1 << (segments / INDEX_SHARE).max(1).ilog2().min(DIRECTORY_DEPTH_MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_holds_the_expected_keys_at_three_quarters() {
+        for (keys, segments) in [(0, 1), (1, 1), (172_032, 1), (172_033, 2), (344_064, 2), (344_065, 4)] {
+            assert_eq!(index_segments(1000, Some(keys)), segments, "{keys} keys");
+        }
+        assert!(index_segments(1000, Some(u64::MAX)) > 1 << DIRECTORY_DEPTH_MAX);
+    }
+
+    #[test]
+    fn without_a_number_of_keys_an_eighth_becomes_index() {
+        for (segments, index) in [(8, 1), (15, 1), (16, 2), (31, 2), (32, 4), (1 << 23, 1 << 18), (1000, 64)]
+        {
+            assert_eq!(index_segments(segments, None), index, "{segments} segments");
+        }
+    }
+}

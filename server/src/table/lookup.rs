@@ -1,0 +1,113 @@
+//! Where a key is, and where a new one may go. All of this is called under the stripes of the key's home: they keep
+//! the lines, the chain, and every block that a slot of these lines names as they are (see `stripes`).
+
+use std::iter;
+
+use kv_common::hash::KeyHash;
+use kv_common::layout::{Header, LINE_SLOTS, Lengths, LineNumber, NOT_LIVE, Place, Slot};
+use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::wire::Refusal;
+
+use super::Table;
+
+/// A slot and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    pub(super) line: LineNumber,
+    pub(super) index: usize,
+    pub(super) slot: Slot,
+}
+
+impl At {
+    /// Offset of the slot in words.
+    pub(super) fn word(self) -> usize {
+        self.line.word() + 1 + self.index
+    }
+}
+
+/// Where a new key of a home goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// A free slot.
+    Slot(At),
+    /// No slot is free: a new overflow line behind `tail`.
+    BehindTail(LineNumber),
+}
+
+impl Table {
+    /// The slot of `key`, if the key is present.
+    pub(super) fn find(&self, key: &[u8], hash: KeyHash, home: LineNumber) -> Option<At> {
+        self.lines(home).flat_map(|line| self.slots(line)).find(|at| {
+            at.slot.fingerprint() == hash.fingerprint() && self.block_has_key(at.slot.place(), key)
+        })
+    }
+
+    /// Where a key of `home` that is not present goes: into the emptier of the two lines of the window, else into a
+    /// free slot of the overflow chain, else into a new overflow line.
+    pub(super) fn room(&self, home: LineNumber) -> Result<Room, Refusal> {
+        let free_slots = |line| self.slots(line).filter(|at| at.slot.is_empty()).count();
+        let emptier = if free_slots(home.next()) > free_slots(home) { home.next() } else { home };
+        let free = iter::once(emptier)
+            .chain(self.chain(home))
+            .flat_map(|line| self.slots(line))
+            .find(|at| at.slot.is_empty());
+        if let Some(at) = free {
+            return Ok(Room::Slot(at));
+        }
+        let chain_lines = self.chain(home).count();
+        if chain_lines >= OVERFLOW_CHAIN_MAX {
+            return Err(Refusal::HomeFull { chain_lines: chain_lines as u64 });
+        }
+        Ok(Room::BehindTail(self.chain(home).last().unwrap_or(home)))
+    }
+
+    /// The lines where a key of `home` may be.
+    pub(super) fn lines(&self, home: LineNumber) -> impl Iterator<Item = LineNumber> {
+        [home, home.next()].into_iter().chain(self.chain(home))
+    }
+
+    /// The overflow lines of `home`, in the chain's order.
+    pub(super) fn chain(&self, home: LineNumber) -> impl Iterator<Item = LineNumber> {
+        iter::successors(self.overflow_after(home), |&line| self.overflow_after(line))
+            .take(OVERFLOW_CHAIN_MAX)
+    }
+
+    /// The slots of a line, empty ones too.
+    pub(super) fn slots(&self, line: LineNumber) -> impl Iterator<Item = At> {
+        (0..LINE_SLOTS).map(move |index| {
+            let slot = Slot(self.region.load(line.word() + 1 + index));
+            At { line, index, slot }
+        })
+    }
+
+    /// The header of a line.
+    pub(super) fn header(&self, line: LineNumber) -> Header {
+        Header(self.region.load(line.word()))
+    }
+
+    /// The version of a present key's block.
+    pub(super) fn version_of(&self, place: Place) -> u64 {
+        let word0 = self.region.load(place.word());
+        assert!(word0 & NOT_LIVE == 0, "the block of a present key is live between writes");
+        word0
+    }
+
+    /// The lengths of a present key's block.
+    pub(super) fn lengths_of(&self, place: Place) -> Lengths {
+        Lengths::decode(self.region.load(place.word() + 2))
+    }
+
+    fn overflow_after(&self, line: LineNumber) -> Option<LineNumber> {
+        let next = self.header(line).next();
+        (next != 0).then(|| line.sibling(next))
+    }
+
+    fn block_has_key(&self, place: Place, key: &[u8]) -> bool {
+        let key_word = place.word() + 3;
+        self.lengths_of(place).key_bytes as usize == key.len()
+            && key
+                .chunks(8)
+                .enumerate()
+                .all(|(i, part)| self.region.load(key_word + i).to_le_bytes()[..part.len()] == *part)
+    }
+}

@@ -1,0 +1,113 @@
+//! The table: the only writer of the region.
+//!
+//! | file | what |
+//! |---|---|
+//! | `format` | [`Table::create`]: cuts a zeroed region into segments and writes superblock, directory and index |
+//! | `worker` | [`Worker`]: what one worker thread owns; giving blocks back |
+//! | `lookup` | [`Table::find`], [`Table::room`]: where a key is, where a new one may go; both under the stripes |
+//! | `get` | GET by SEND: a look without locks, then one under the stripes |
+//! | `put` | insert, update, compare-and-set: what happens under the stripes |
+//! | `publish` | the stores of a write, in their order, and why it is that order |
+//! | `delete` | delete |
+//! | `staged` | the value of a request: inline, or copied out of the client's staging area |
+//! | `slab` | blocks by size class, cut from segments |
+//! | `overflow` | overflow lines, by index segment |
+//! | `stripes` | the writers' locks |
+//! | `versions` | versions under a ceiling |
+//! | `counters` | a worker's counter page |
+//! | `walk` | verifies everything that the region's words say, with no knowledge of the server |
+//! | `check` | [`Table::check`]: the walk, compared with what the server keeps privately |
+//! | `findings` | what a check reports |
+//!
+//! # Invariants
+//! Between two writes, and for the keys of every home whose stripes are free:
+//! 1. A present key has exactly one slot, in its home line, the next line, or an overflow line chained to its home, and
+//!    keeps it until it is deleted. The slot names the key's only live block.
+//! 2. A slot that is not empty names a whole block; no two slots name the same block.
+//! 3. An overflow line in use is in the chain of one home. Only the tail of a chain is unlinked, and only when empty.
+//! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut.
+//! 5. Versions of one key rise; no version is used twice in the table's life.
+//!
+//! # Locks
+//! Stripes first (in order), then at most one of: a class of the slab, then the pool of free segments; the overflow
+//! lines of an index segment; the version ceiling. None of these is held while another thread is waited for.
+
+mod check;
+mod counters;
+mod delete;
+mod findings;
+mod format;
+mod get;
+mod lookup;
+mod overflow;
+mod publish;
+mod put;
+mod slab;
+mod staged;
+mod stripes;
+mod versions;
+pub mod walk;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use kv_common::layout::superblock;
+use kv_common::probe::TableView;
+use kv_common::region::Words;
+
+pub use findings::{CheckFinding, CheckReport, SlotFault};
+pub use format::{TableConfig, TableError};
+pub use worker::Worker;
+
+pub(crate) use get::Value;
+pub(crate) use put::{Outcome, Written};
+pub(crate) use staged::value_bytes;
+
+use overflow::OverflowLines;
+use slab::Slab;
+use stripes::Stripes;
+use versions::Versions;
+
+/// A table in a region. Workers write it, each through its own [`Worker`]; anybody reads it, without asking.
+pub struct Table {
+    region: Words,
+    /// Identity and directory, as readers see them.
+    view: TableView,
+    stripes: Stripes,
+    versions: Versions,
+    /// Shared with the closures that give blocks back, which may outlive the table.
+    slab: Arc<Slab>,
+    overflow: OverflowLines,
+    epochs: crossbeam_epoch::Collector,
+    workers: usize,
+    /// Bit `i`: worker `i` exists. A counter page has one writer.
+    workers_taken: AtomicU64,
+}
+
+impl Table {
+    /// The region.
+    pub fn region(&self) -> &Words {
+        &self.region
+    }
+
+    /// Publishes the server's wall clock, ns since 1970. One thread calls this, a few times per second.
+    pub fn set_clock(&self, now_ns: u64) {
+        self.region.store(superblock::CLOCK_NS, now_ns);
+    }
+
+    /// Segments that hold index lines.
+    pub fn index_segments(&self) -> u64 {
+        self.overflow.segments()
+    }
+
+    /// Segments that hold nothing yet.
+    pub fn free_segments(&self) -> u64 {
+        self.slab.free_segments()
+    }
+
+    /// The place epoch, for hints: a place that was learned under another one must not be used.
+    fn place_epoch(&self) -> u64 {
+        self.region.load(superblock::PLACE_EPOCH)
+    }
+}

@@ -1,0 +1,232 @@
+//! Insert, update and compare-and-set.
+//!
+//! What depends on key and value alone (the payload and its hash) is made before the stripes are taken; blocks too large
+//! to be updated in place are even written to the region before, since nobody can reach them yet.
+
+use std::ops::Range;
+
+use kv_common::block;
+use kv_common::hash::KeyHash;
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span};
+use kv_common::region::bytes_of;
+use kv_common::wire::{IndexHint, Refusal};
+
+use super::lookup::{At, Room};
+use super::worker::grown;
+use super::{Table, Worker};
+use crate::dispatch::Ack;
+
+/// Blocks up to this size are updated in place when their span stays the same. Then every place that a reader has cached
+/// stays good and no block has to come back through the epochs; but a reader that comes while it is written has to look
+/// again. A block of this size is written in some 200 ns, less than a remote READ of it takes. Larger ones get a new
+/// block: their readers would look again too often, and their payload can be written before the stripes are taken.
+const IN_PLACE_BYTES_MAX: u64 = 4096;
+/// Times that a write looks for a block. Before each but the first, blocks on their way back are asked for.
+const BLOCK_ATTEMPTS_MAX: u32 = 3;
+
+/// A write that was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// The write's version. Deletes have one too: it orders all writes of a key.
+    pub(crate) version: u64,
+    /// What the slot holds now.
+    pub(crate) hint: IndexHint,
+}
+
+/// How a write ended that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Written(Written),
+    /// Compare-and-set and delete: the key is not present.
+    NotFound,
+    /// Compare-and-set: the key has this version.
+    VersionMismatch(u64),
+}
+
+/// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version.
+pub(super) struct Payload {
+    pub(super) words: usize,
+    pub(super) hash: u64,
+    pub(super) span: Span,
+    /// Bytes of key and value.
+    pub(super) data_bytes: u64,
+}
+
+/// Blocks that a write leaves behind when it has released its stripes.
+#[derive(Default)]
+pub(super) struct Left {
+    /// Written and never published: free at once.
+    draft: Option<Place>,
+    /// Published once: free when no worker looks at it any more.
+    retired: Option<Slot>,
+}
+
+impl Worker {
+    /// Inserts or updates `key`; with `expected`, only if that is the key's version.
+    pub(crate) fn put(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expected: Option<u64>,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let payload = self.encode_payload(key, value);
+        let mut more_attempts: Range<u32> = 1..BLOCK_ATTEMPTS_MAX;
+        loop {
+            let mut left = Left::default();
+            let outcome = self.write(key, &payload, expected, &mut left, ack);
+            self.clean_up(payload.span, left);
+            match outcome {
+                Err(Refusal::RegionFull { .. }) if more_attempts.next().is_some() => self.reclaim(),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        key: &[u8],
+        payload: &Payload,
+        expected: Option<u64>,
+        left: &mut Left,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let table = &*self.table;
+        let hash = table.view.hash(key);
+        let home = table.view.home(hash);
+        if payload.span.bytes() > IN_PLACE_BYTES_MAX {
+            self.write_draft(payload, left)?;
+        }
+        let _held = table.stripes.lock(home);
+        let written = match (table.find(key, hash, home), expected) {
+            (None, Some(_)) => return Ok(Outcome::NotFound),
+            (None, None) => self.insert(hash, home, payload, left, ack)?,
+            (Some(at), Some(expected)) if table.version_of(at.slot.place()) != expected => {
+                return Ok(Outcome::VersionMismatch(table.version_of(at.slot.place())));
+            }
+            (Some(at), _) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
+            (Some(at), _) => self.update_moved(at, hash, payload, left, ack)?,
+        };
+        Ok(Outcome::Written(written))
+    }
+
+    fn insert(
+        &self,
+        hash: KeyHash,
+        home: LineNumber,
+        payload: &Payload,
+        left: &mut Left,
+        ack: &mut Ack<'_>,
+    ) -> Result<Written, Refusal> {
+        let room = self.table.room(home)?;
+        let place = self.write_draft(payload, left)?;
+        let at = match room {
+            Room::Slot(at) => at,
+            Room::BehindTail(_) => {
+                let index_segments = self.table.index_segments();
+                let line = self.table.overflow.take(home).ok_or(Refusal::IndexFull { index_segments })?;
+                At { line, index: 0, slot: Slot::EMPTY }
+            }
+        };
+        left.draft = None;
+        let at = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
+        let written = self.table.written(at);
+        ack.before_stores(&written);
+        self.publish_insert(at, room, home, payload, written.version);
+        self.counters.add(Counter::Inserts, 1);
+        self.counters.add(Counter::Keys, 1);
+        self.counters.add(Counter::BlockBytes, payload.span.bytes());
+        self.counters.add(Counter::DataBytes, payload.data_bytes);
+        Ok(written)
+    }
+
+    fn update_in_place(&self, at: At, payload: &Payload, ack: &mut Ack<'_>) -> Written {
+        let written = self.table.written(at);
+        ack.before_stores(&written);
+        self.count_replaced(at, payload);
+        self.publish_in_place(at, payload, written.version);
+        self.counters.add(Counter::UpdatesInPlace, 1);
+        written
+    }
+
+    fn update_moved(
+        &self,
+        at: At,
+        hash: KeyHash,
+        payload: &Payload,
+        left: &mut Left,
+        ack: &mut Ack<'_>,
+    ) -> Result<Written, Refusal> {
+        let place = self.write_draft(payload, left)?;
+        let new = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
+        *left = Left { draft: None, retired: Some(at.slot) };
+        let written = self.table.written(new);
+        ack.before_stores(&written);
+        self.count_replaced(at, payload);
+        self.publish_moved(at.slot.place(), new, payload, written.version);
+        self.counters.add(Counter::UpdatesMoved, 1);
+        Ok(written)
+    }
+
+    /// Finds a block for `payload` and writes it, not live, unless that was done before.
+    fn write_draft(&self, payload: &Payload, left: &mut Left) -> Result<Place, Refusal> {
+        if let Some(place) = left.draft {
+            return Ok(place);
+        }
+        let Some(place) = self.table.slab.take(payload.span) else {
+            return Err(Refusal::RegionFull {
+                block_bytes: payload.span.bytes(),
+                free_segments: self.table.free_segments(),
+            });
+        };
+        left.draft = Some(place);
+        self.store_draft(place, payload);
+        Ok(place)
+    }
+
+    fn encode_payload(&mut self, key: &[u8], value: &[u8]) -> Payload {
+        let data_bytes = key.len() + value.len();
+        let words = grown(&mut self.block, (8 + data_bytes).div_ceil(8));
+        let payload_bytes = block::encode_payload(words, key, value);
+        Payload {
+            words: words.len(),
+            hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
+            span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes),
+            data_bytes: data_bytes as u64,
+        }
+    }
+
+    fn count_replaced(&self, at: At, payload: &Payload) {
+        let old = self.table.lengths_of(at.slot.place());
+        self.counters.add(Counter::BlockBytes, payload.span.bytes());
+        self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
+        self.counters.add(Counter::DataBytes, payload.data_bytes);
+        self.counters.sub(Counter::DataBytes, (old.block_bytes() - BLOCK_HEADER_BYTES) as u64);
+    }
+
+    fn clean_up(&self, span: Span, left: Left) {
+        if let Some(place) = left.draft {
+            self.table.slab.give_back(span, place);
+        }
+        if let Some(slot) = left.retired {
+            self.retire(slot);
+        }
+    }
+}
+
+impl Table {
+    /// Draws the version of a write that leaves `at` behind.
+    pub(super) fn written(&self, at: At) -> Written {
+        let hint = IndexHint {
+            place_epoch: self.place_epoch(),
+            line: at.line,
+            slot_index: at.index as u16,
+            slot: at.slot,
+        };
+        Written { version: self.versions.next(&self.region), hint }
+    }
+}
+
+fn is_in_place(old: Slot, span: Span) -> bool {
+    old.span() == span && span.bytes() <= IN_PLACE_BYTES_MAX
+}

@@ -1,0 +1,127 @@
+//! Blocks by size class.
+//!
+//! The classes are the codes of [`Span`]. A class takes whole segments out of the pool and cuts them into blocks that
+//! start at multiples of its size from the segment's start; a class above 1 MiB gets one block out of a segment.
+//! Segments keep their class for now: a class that was emptied keeps its blocks for later keys of the same size.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kv_common::layout::{
+    Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, span_max, superblock,
+};
+use kv_common::region::Words;
+use parking_lot::Mutex;
+
+/// Which blocks are free, and which segments.
+pub(super) struct Slab {
+    region: Words,
+    /// By span.
+    classes: Box<[Mutex<Class>]>,
+    /// Free segments, the lowest last.
+    pool: Mutex<Vec<u64>>,
+    /// Blocks that were retired and wait for the epochs.
+    waiting: AtomicU64,
+}
+
+/// The blocks of one size.
+#[derive(Default)]
+struct Class {
+    /// Free blocks; the last one freed is taken first, since it may still be in a cache.
+    free: Vec<Place>,
+    /// The part of the newest segment that was never used, in granules.
+    uncut_start: u64,
+    uncut_end: u64,
+    segments: u64,
+}
+
+/// What a class holds, for the check.
+pub(super) struct ClassReport {
+    pub(super) span: Span,
+    pub(super) segments: u64,
+    /// Blocks never used, of the newest segment.
+    pub(super) uncut_blocks: u64,
+    pub(super) free: Vec<Place>,
+}
+
+/// Blocks that a segment of class `span` is cut into.
+pub(super) fn blocks_per_segment(span: Span) -> u64 {
+    SEGMENT_GRANULES / span.granules()
+}
+
+impl Slab {
+    /// A slab whose pool is `free_segments`.
+    pub(super) fn new(region: &Words, free_segments: std::ops::Range<u64>) -> Slab {
+        Slab {
+            region: region.clone(),
+            classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
+            pool: Mutex::new(free_segments.rev().collect()),
+            waiting: AtomicU64::new(0),
+        }
+    }
+
+    /// A block of class `span`, which nobody can reach; `None` if there is none and no segment is left to cut.
+    pub(super) fn take(&self, span: Span) -> Option<Place> {
+        let mut class = self.classes[span.0 as usize].lock();
+        if let Some(place) = class.free.pop() {
+            return Some(place);
+        }
+        if class.uncut_start == class.uncut_end {
+            let segment = self.take_segment(span)?;
+            class.segments += 1;
+            class.uncut_start = segment * SEGMENT_GRANULES;
+            class.uncut_end = class.uncut_start + blocks_per_segment(span) * span.granules();
+        }
+        let place = Place(class.uncut_start);
+        class.uncut_start += span.granules();
+        Some(place)
+    }
+
+    /// Gives a block back that nobody can reach, or only readers that judge what they read.
+    pub(super) fn give_back(&self, span: Span, place: Place) {
+        self.classes[span.0 as usize].lock().free.push(place);
+    }
+
+    /// Notes a block that will come back through [`Slab::give_back_waiting`].
+    pub(super) fn note_waiting(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives a block back that was noted as waiting.
+    pub(super) fn give_back_waiting(&self, slot: Slot) {
+        self.give_back(slot.span(), slot.place());
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Blocks that wait for the epochs.
+    pub(super) fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn free_segments(&self) -> u64 {
+        self.pool.lock().len() as u64
+    }
+
+    /// The classes that have segments.
+    pub(super) fn report(&self) -> Vec<ClassReport> {
+        let classes = self.classes.iter().enumerate().map(|(code, class)| {
+            let (class, span) = (class.lock(), Span(code as u8));
+            ClassReport {
+                span,
+                segments: class.segments,
+                uncut_blocks: (class.uncut_end - class.uncut_start) / span.granules().max(1),
+                free: class.free.clone(),
+            }
+        });
+        classes.filter(|class| class.segments > 0).collect()
+    }
+
+    /// Takes a segment out of the pool. The segment table says so before anything of it is used.
+    #[cold]
+    fn take_segment(&self, span: Span) -> Option<u64> {
+        let segment = self.pool.lock().pop()?;
+        let entry = SegmentEntry { kind: SegmentKind::Blocks, class: span.0 };
+        self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
+        tracing::debug!(segment, block_bytes = span.bytes(), "segment cut into blocks");
+        Some(segment)
+    }
+}

@@ -1,0 +1,173 @@
+//! What the tests of the table share: a table in memory, and requests through the same bytes that a client would send.
+#![allow(dead_code, reason = "each test file uses its part of it")]
+
+use std::sync::Arc;
+
+use kv_common::block::{self, Verdict};
+use kv_common::hash::KeyHash;
+use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
+use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
+use kv_common::region::{ReadWords, Words, bytes_of};
+use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
+use kv_server::table::{Table, TableConfig, Worker};
+
+pub(crate) const SESSION: u64 = 77;
+
+pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
+    TableConfig {
+        workers,
+        expected_keys,
+        page_bytes: 4096,
+        table_id: 0x7ab1e,
+        hash_seed: 0x5eed,
+        incarnation: 1,
+        first_version: 1,
+        now_ns: 1_700_000_000_000_000_000,
+    }
+}
+
+pub(crate) fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
+    let region = Words::zeroed(segments * SEGMENT_WORDS);
+    Table::create(region, &config(workers, expected_keys)).expect("the region is large enough")
+}
+
+/// Keys of 8 bytes that share one home.
+pub(crate) fn keys_of_one_home(count: usize) -> Vec<[u8; 8]> {
+    let hash = |key: &[u8; 8]| KeyHash::new(config(1, None).hash_seed, key);
+    let home = hash(&[0; 8]).home();
+    (0u64..).map(u64::to_le_bytes).filter(|key| hash(key).home() == home).take(count).collect()
+}
+
+/// A reply as a whole, its chunks joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) version: u64,
+    pub(crate) value: Vec<u8>,
+    pub(crate) hint: Option<IndexHint>,
+}
+
+impl Answer {
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        if let Status::Refused(refusal) = self.status { Some(refusal) } else { None }
+    }
+}
+
+/// One client of one worker.
+pub(crate) struct Client {
+    pub(crate) worker: Worker,
+    seq: u64,
+}
+
+impl Client {
+    pub(crate) fn new(table: &Arc<Table>, worker: usize) -> Client {
+        Client { worker: Worker::new(table, worker), seq: 0 }
+    }
+
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
+        self.write(Op::Put, 0, key, value)
+    }
+
+    pub(crate) fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
+        self.write(Op::CompareAndSet, version, key, value)
+    }
+
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Answer {
+        self.request(Op::Delete, 0, key, Value::Inline(&[]), None)
+    }
+
+    pub(crate) fn get(&mut self, key: &[u8]) -> Answer {
+        self.request(Op::Get, 0, key, Value::Inline(&[]), None)
+    }
+
+    /// Inline or staged, as a client would choose.
+    fn write(&mut self, op: Op, operand: u64, key: &[u8], value: &[u8]) -> Answer {
+        if value.len() <= kv_common::limits::INLINE_VALUE_MAX_BYTES {
+            return self.request(op, operand, key, Value::Inline(value), None);
+        }
+        let staging = Words::zeroed(value.len().div_ceil(8) + 2);
+        let mut words = vec![0u64; value.len().div_ceil(8)];
+        kv_common::region::bytes_of_mut(&mut words)[..value.len()].copy_from_slice(value);
+        staging.copy_in(1, &words);
+        let hash = kv_common::hash::payload_hash(value);
+        let staged = Value::Staged { offset_bytes: 8, len_bytes: value.len() as u32, hash };
+        self.request(op, operand, key, staged, Some(&staging))
+    }
+
+    pub(crate) fn request(
+        &mut self,
+        op: Op,
+        operand: u64,
+        key: &[u8],
+        value: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Answer {
+        self.seq += 1;
+        let request = Request { seq: self.seq, session: SESSION, op, operand, key, value };
+        let message = request.parts(&request.header()).concat();
+        self.message(&message, staging, self.seq)
+    }
+
+    /// Sends any bytes and joins the replies, which must carry `seq`.
+    pub(crate) fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
+        let mut answer: Option<Answer> = None;
+        let (mut has_more, mut total_bytes) = (true, 0);
+        self.worker.handle(SESSION, message, staging, &mut |reply| {
+            let bytes = [&reply.header()[..], reply.chunk].concat();
+            let reply = Reply::decode(&bytes).expect("the server's replies can be read");
+            assert!(has_more, "no reply after the last");
+            assert_eq!(reply.seq, seq);
+            (has_more, total_bytes) = (reply.has_more, reply.total_bytes as usize);
+            let Reply { status, version, hint, .. } = reply;
+            let answer = answer.get_or_insert(Answer { status, version, value: Vec::new(), hint });
+            assert_eq!((answer.status, answer.version), (status, version), "one reply in parts");
+            answer.value.extend_from_slice(reply.chunk);
+        });
+        let answer = answer.expect("every request is answered");
+        assert!(!has_more && answer.value.len() == total_bytes, "the reply is whole");
+        answer
+    }
+}
+
+/// What one look at the region says.
+pub(crate) enum Look {
+    Found {
+        version: u64,
+        value: Vec<u8>,
+    },
+    Absent,
+    /// A client would look again, or ask the server.
+    Unclear,
+}
+
+/// One GET as a client does it, by nothing but reading.
+pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
+    let hash = view.hash(key);
+    let home = view.home(hash);
+    let mut matches = Matches::none();
+    let mut window = [0; WINDOW_WORDS];
+    region.copy_out(home.word(), &mut window);
+    let mut state = judge_window(&window, hash, &mut matches);
+    for _ in 0..=OVERFLOW_CHAIN_MAX {
+        let LineState::Answers { next, .. } = state else { return Look::Unclear };
+        if !matches.is_empty() {
+            break;
+        }
+        if next == 0 {
+            return Look::Absent;
+        }
+        let mut line = [0; LINE_WORDS];
+        region.copy_out(home.sibling(next).word(), &mut line);
+        state = judge_overflow(&line, home.in_segment() as u16, hash, &mut matches);
+    }
+    for &slot in matches.slots() {
+        let Some(words) = view.block_words(slot) else { continue };
+        let mut block = vec![0; words];
+        region.copy_out(slot.place().word(), &mut block);
+        if let Verdict::Found { version, value } = block::judge(&block, key, slot.place(), view.table_id) {
+            return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
+        }
+    }
+    Look::Unclear
+}
