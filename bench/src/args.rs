@@ -38,15 +38,15 @@ pub enum Command {
 /// Where the store is.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// The store: kv+shm:///path/of/socket, or a store in this process, filled before the run: mem:dashmap, or
-    /// mem:null, which does nothing.
+    /// The store: kv+shm:///path/of/socket, or the path of a socket; or a store in this process, filled before the
+    /// run: mem:dashmap, or mem:null, which does nothing. [default: the server's default socket]
     #[arg(long, env = "KV_URL")]
     pub url: Option<String>,
     /// Bytes of the client's index cache, per thread.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
-    pub index_cache: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes, default_value = "64MiB")]
+    pub index_cache: u64,
     /// Longest wait for an operation.
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     pub timeout: Duration,
 }
 

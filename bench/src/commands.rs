@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 
+use kv_client::Options;
+use kv_common::endpoint::Endpoint;
 use thiserror::Error;
 
 use crate::args::{Cli, Command, CompareArgs, FloorPages, LoadArgs, Required, RunArgs, StoreArgs};
@@ -17,6 +19,7 @@ use crate::report::{Exit, Report, table, ycsb};
 use crate::runner::{RunPlan, RunResult, null_ns_per_op, run};
 use crate::store::dashmap::DashMapFactory;
 use crate::store::floor::FloorFactory;
+use crate::store::kv::KvFactory;
 use crate::store::null::NullFactory;
 use crate::store::pages::available_bytes;
 use crate::store::{Factory, StoreError};
@@ -85,14 +88,21 @@ pub fn main(cli: &Cli) -> Exit {
 enum Target {
     Null,
     DashMap,
+    Kv(KvFactory),
 }
 
-fn target(store: &StoreArgs) -> Result<Target, UsageError> {
-    match store.url.as_deref() {
-        Some("mem:null") => Ok(Target::Null),
-        Some("mem:dashmap") => Ok(Target::DashMap),
-        other => Err(UsageError::Url(other.unwrap_or("").into())),
-    }
+fn target(store: &StoreArgs) -> Result<Target, CommandError> {
+    let endpoint = match store.url.as_deref() {
+        Some("mem:null") => return Ok(Target::Null),
+        Some("mem:dashmap") => return Ok(Target::DashMap),
+        None => Endpoint::default_local(),
+        Some(url) => Endpoint::parse(url).map_err(|error| UsageError::Url(url.into(), error))?,
+    };
+    let options = Options {
+        timeout: store.timeout,
+        index_cache_bytes: usize::try_from(store.index_cache).unwrap_or(usize::MAX),
+    };
+    Ok(Target::Kv(KvFactory::connect(&endpoint.to_string(), options)?))
 }
 
 /// Bytes that a map takes for a record besides key and value: two allocations, their lengths, the table's slot.
@@ -154,6 +164,7 @@ fn load(args: &LoadArgs) -> Result<Exit, CommandError> {
     match target(&args.store)? {
         Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
         Target::Null => load_into(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, false, sink),
+        Target::Kv(factory) => load_into(&factory, &plan, args.verify, sink),
         Target::DashMap => load_into(&DashMapFactory::default(), &plan, args.verify, sink),
     }
 }
@@ -191,6 +202,7 @@ fn run_workload(args: &RunArgs) -> Result<Exit, CommandError> {
     match target(&args.store)? {
         Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
         Target::Null => run_on(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, sink),
+        Target::Kv(factory) => run_on(&factory, &plan, sink),
         Target::DashMap => run_on(&DashMapFactory::default(), &plan, sink),
     }
 }
@@ -241,6 +253,7 @@ fn compare_all(args: &CompareArgs) -> Result<Exit, CommandError> {
     let sink = JsonSink::open(args.json.as_deref())?;
     match target(&args.store)? {
         Target::Null => Err(UsageError::Null("compare").into()),
+        Target::Kv(factory) => compare_with(&factory, args, &plan, sink),
         Target::DashMap => compare_with(&DashMapFactory::default(), args, &plan, sink),
     }
 }

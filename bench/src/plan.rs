@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kv_common::endpoint::EndpointError;
 use thiserror::Error;
 
 use crate::args::{CompareArgs, DriveArgs, LoadArgs, RecordArgs, RunArgs};
@@ -17,13 +18,12 @@ use crate::workload::{Distribution, WorkloadPlan};
 
 /// Largest number of records.
 const RECORDS_MAX: u64 = 1 << 32;
-/// Longest key in bytes; the store may have a limit below.
-const KEY_SIZE_MAX: u64 = 32 << 10;
-/// Largest value in bytes; the store may have a limit below.
-const VALUE_BYTES_MAX: u64 = 1 << 30;
+/// Limits of the store, for all stores.
+const KEY_SIZE_MAX: u64 = kv_client::KEY_MAX_BYTES as u64;
+const VALUE_BYTES_MAX: u64 = kv_client::VALUE_MAX_BYTES as u64;
 const FIELDS_MAX: u64 = 1000;
 const THREADS_MAX: u64 = 1024;
-const DEPTH_MAX: u64 = 1024;
+const DEPTH_MAX: u64 = kv_client::CLIENT_OPERATIONS_MAX as u64;
 const BATCH_MAX: u64 = 1024;
 const ROUNDS_MIN: u64 = 7;
 const ROUNDS_MAX: u64 = 10_000;
@@ -32,6 +32,8 @@ const SLICE_MIN: u64 = 1000;
 const SLICE_MAX: u64 = 900_000;
 /// PUTs in each round of a comparison.
 const PUTS_PER_ROUND: usize = 20_000;
+/// Operations in flight per thread while records are stored that are not measured.
+const FILL_DEPTH: usize = 16;
 /// How long a run takes that is not told.
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 
@@ -66,8 +68,8 @@ pub enum UsageError {
     #[error("{0} is of no use with mem:null, which stores nothing")]
     Null(&'static str),
     /// A URL of no known kind.
-    #[error("{0:?} is no store: expected a URL like kv+shm:///run/kv.sock, or mem:dashmap, or mem:null")]
-    Url(String),
+    #[error("cannot use {0:?}: {1}; or use mem:dashmap or mem:null")]
+    Url(String, EndpointError),
 }
 
 fn in_range(flag: &'static str, found: u64, from: u64, to: u64) -> Result<u64, UsageError> {
@@ -157,7 +159,7 @@ pub fn fill(run: &RunPlan) -> RunPlan {
         },
         length: Length::Operations(run.workload.records),
         warmup: Length::NONE,
-        depth: 1,
+        depth: FILL_DEPTH,
         batch: 1,
         target_ops_per_s: None,
         verify: Verify::Length,
@@ -317,8 +319,8 @@ mod tests {
             "--fieldcount 0",
             "--key-size 22",
             "--target 0",
-            "--value-size 2GiB",
-            "--fieldlength 900MiB",
+            "--value-size 2MiB",
+            "--fieldlength 900KiB",
         ] {
             let found = run(&format!("--workload c {bad}"));
             assert!(matches!(found, Err(UsageError::Range { .. })), "{bad}: {found:?}");

@@ -126,8 +126,8 @@ impl<'a> Author<'a> {
                 number,
                 match outcome {
                     Ok(()) => WriteEnd::Acknowledged,
-                    Err(StoreError::Refused(_)) => WriteEnd::Cancelled,
-                    Err(_) => WriteEnd::Unknown,
+                    Err(StoreError::Unknown(_)) => WriteEnd::Unknown,
+                    Err(_) => WriteEnd::Cancelled,
                 },
             );
         }

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use super::worker::{Begun, Worker};
 use crate::clock::Clock;
-use crate::store::{Completion, Outcome, Request, Store, StoreError, Ticket};
+use crate::store::{Completion, Outcome, Request, Store, StoreError};
 use crate::value::Stamp;
 use crate::workload::mix::OpKind;
 use crate::workload::trace::Step;
 
 /// An operation in flight. It keeps its own copy of the key: the trace may be made anew meanwhile.
 #[derive(Debug)]
-struct Flight {
-    ticket: Ticket,
+struct Flight<T> {
+    ticket: T,
     kind: OpKind,
     number: u64,
     key: Vec<u8>,
@@ -25,15 +25,19 @@ struct Flight {
 }
 
 /// The operations in flight of one thread, the oldest first.
-#[derive(Debug, Default)]
-struct Flights {
-    flying: VecDeque<Flight>,
+#[derive(Debug)]
+struct Flights<T> {
+    flying: VecDeque<Flight<T>>,
     spare_keys: Vec<Vec<u8>>,
 }
 
-impl Flights {
+impl<T: Copy + Eq> Flights<T> {
+    fn new() -> Self {
+        Self { flying: VecDeque::new(), spare_keys: Vec::new() }
+    }
+
     /// Takes the flight of `ticket`. Completions come nearly in order, so the search is short.
-    fn take(&mut self, ticket: Ticket) -> Option<Flight> {
+    fn take(&mut self, ticket: T) -> Option<Flight<T>> {
         let at = self.flying.iter().position(|flight| flight.ticket == ticket)?;
         self.flying.remove(at)
     }
@@ -50,7 +54,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
     /// Runs a phase with up to `depth` operations in flight.
     pub(super) fn run_pipelined(&mut self) {
         let depth = self.shared.plan.depth;
-        let mut flights = Flights::default();
+        let mut flights = Flights::new();
         loop {
             while let Some((step, number)) = self.next_step() {
                 while flights.flying.len() >= depth || self.is_early(&flights) {
@@ -67,11 +71,11 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
     }
 
     /// Whether there is time to look at completions before the next operation should start.
-    fn is_early(&self, flights: &Flights) -> bool {
+    fn is_early(&self, flights: &Flights<S::Ticket>) -> bool {
         !flights.flying.is_empty() && self.next_intended().is_some_and(|at| self.clock.begin() < at)
     }
 
-    fn launch(&mut self, flights: &mut Flights, step: Step, number: u64) {
+    fn launch(&mut self, flights: &mut Flights<S::Ticket>, step: Step, number: u64) {
         let intended = self.pace();
         let stamp = (step.kind != OpKind::Read).then(|| self.begin_write_in_flight(flights, number));
         let key = flights.key(self.trace.key(&step));
@@ -110,7 +114,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
 
     /// The stamp of a write of record `number`. If another write of that key is in flight, maybe one of this
     /// thread's own, completions are taken until it has ended.
-    fn begin_write_in_flight(&mut self, flights: &mut Flights, number: u64) -> Stamp {
+    fn begin_write_in_flight(&mut self, flights: &mut Flights<S::Ticket>, number: u64) -> Stamp {
         loop {
             if let Some(stamp) = self.author.begin(number) {
                 return stamp;
@@ -123,7 +127,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
 
     /// Takes one completion; `false` if there was none. With `wait`, afterwards either one operation less is in flight
     /// (or its write half is), or none at all.
-    fn complete_one(&mut self, flights: &mut Flights, wait: bool) -> bool {
+    fn complete_one(&mut self, flights: &mut Flights<S::Ticket>, wait: bool) -> bool {
         if flights.flying.is_empty() {
             return false;
         }
@@ -151,8 +155,8 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
 
     fn land(
         &mut self,
-        flights: &mut Flights,
-        mut flight: Flight,
+        flights: &mut Flights<S::Ticket>,
+        mut flight: Flight<S::Ticket>,
         outcome: Result<Outcome, StoreError>,
         end: u64,
     ) {
@@ -189,7 +193,12 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
     }
 
     /// Submits the write half of an operation whose read half has found `self.record`.
-    fn write_half(&mut self, flight: &mut Flight, stamp: Stamp, read_end: u64) -> Result<(), StoreError> {
+    fn write_half(
+        &mut self,
+        flight: &mut Flight<S::Ticket>,
+        stamp: Stamp,
+        read_end: u64,
+    ) -> Result<(), StoreError> {
         if !(self.patches() && self.author.patch(&mut self.record, &flight.key, stamp)) {
             self.author.write(&mut self.record, &flight.key, stamp);
         }
@@ -198,14 +207,14 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
         Ok(())
     }
 
-    fn record_halves(&mut self, flight: &Flight, end: u64) {
+    fn record_halves(&mut self, flight: &Flight<S::Ticket>, end: u64) {
         if let (OpKind::Rmw, Some((read_end, write_begin))) = (flight.kind, flight.halves) {
             self.tally.rmw_read.record(self.clock.ns(read_end.saturating_sub(flight.begun.at)));
             self.tally.rmw_write.record(self.clock.ns(end.saturating_sub(write_begin)));
         }
     }
 
-    fn end_failed(&self, flight: &Flight, stamp: Option<Stamp>, error: &StoreError) {
+    fn end_failed(&self, flight: &Flight<S::Ticket>, stamp: Option<Stamp>, error: &StoreError) {
         let was_write = !self.reads_first(flight.kind) || flight.halves.is_some();
         match stamp {
             Some(_) if was_write => self.author.end(flight.number, Err(error)),
@@ -216,9 +225,10 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
 
     /// Nothing in flight can end any more.
     #[cold]
-    fn crash(&mut self, flights: &mut Flights, error: &StoreError, end: u64) {
+    fn crash(&mut self, flights: &mut Flights<S::Ticket>, error: &StoreError, end: u64) {
+        let unknown = StoreError::Unknown(error.to_string());
         while let Some(flight) = flights.flying.pop_front() {
-            self.end_failed(&flight, flight.stamp, error);
+            self.end_failed(&flight, flight.stamp, &unknown);
             self.conclude(flight.kind, flight.number, flight.begun, end, Err(error.clone()));
         }
         self.tally.fatal.get_or_insert(error.clone());

@@ -3,13 +3,17 @@
 
 use std::collections::VecDeque;
 
-use super::{Completion, Outcome, Request, Store, Ticket};
+use super::{Completion, Outcome, Request, Store};
+
+/// Names an operation by how many came before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
 
 /// Completions that have not been asked for.
 #[derive(Debug, Default)]
 pub struct Deferred {
     next: u64,
-    done: VecDeque<(Completion, Vec<u8>)>,
+    done: VecDeque<(Completion<Ticket>, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -35,7 +39,7 @@ impl Deferred {
     }
 
     /// The oldest completion; its value, if it found one, is swapped into `value`.
-    pub fn complete(&mut self, value: &mut Vec<u8>) -> Option<Completion> {
+    pub fn complete(&mut self, value: &mut Vec<u8>) -> Option<Completion<Ticket>> {
         let (completion, mut found) = self.done.pop_front()?;
         if completion.outcome == Ok(Outcome::Found) {
             std::mem::swap(value, &mut found);
@@ -48,10 +52,9 @@ impl Deferred {
 /// The pipelined half of [`Store`] for a store with a field `deferred`.
 macro_rules! pipelined_by_deferring {
     () => {
-        fn submit(
-            &mut self,
-            request: $crate::store::Request<'_>,
-        ) -> Result<$crate::store::Ticket, StoreError> {
+        type Ticket = $crate::store::deferred::Ticket;
+
+        fn submit(&mut self, request: $crate::store::Request<'_>) -> Result<Self::Ticket, StoreError> {
             Ok($crate::store::deferred::Deferred::submit(self, request, |store| &mut store.deferred))
         }
 
@@ -59,7 +62,7 @@ macro_rules! pipelined_by_deferring {
             &mut self,
             _wait: bool,
             value: &mut Vec<u8>,
-        ) -> Result<Option<$crate::store::Completion>, StoreError> {
+        ) -> Result<Option<$crate::store::Completion<Self::Ticket>>, StoreError> {
             Ok(self.deferred.complete(value))
         }
     };

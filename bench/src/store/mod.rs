@@ -3,6 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `kv` | the store, through its client library |
 //! | `null` | a store that does nothing: the harness's own cost |
 //! | `dashmap` | a concurrent map in this process: the peer |
 //! | `floor` | the least that any hash table does for a GET |
@@ -13,6 +14,7 @@ pub mod dashmap;
 pub mod deferred;
 pub mod fake;
 pub mod floor;
+pub mod kv;
 pub mod null;
 pub mod pages;
 
@@ -45,10 +47,6 @@ pub enum Request<'a> {
     Write(&'a [u8], &'a [u8]),
 }
 
-/// Names a submitted operation until its completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ticket(pub u64);
-
 /// How a submitted operation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -62,9 +60,9 @@ pub enum Outcome {
 
 /// A submitted operation that has ended.
 #[derive(Debug)]
-pub struct Completion {
+pub struct Completion<T> {
     /// What was submitted.
-    pub ticket: Ticket,
+    pub ticket: T,
     /// How it ended.
     pub outcome: Result<Outcome, StoreError>,
 }
@@ -127,6 +125,9 @@ impl Counters {
 
 /// A handle of one thread.
 pub trait Store: Send {
+    /// Names a submitted operation until its completion.
+    type Ticket: Copy + Eq + std::fmt::Debug;
+
     /// Gets the value of `key` into `value`, whose old contents are lost. `false`: the key is not there.
     ///
     /// # Errors
@@ -136,7 +137,7 @@ pub trait Store: Send {
     /// Writes `value` under `key`, which may be new.
     ///
     /// # Errors
-    /// Any [`StoreError`]; only [`StoreError::Refused`] means that nothing was written.
+    /// Any [`StoreError`]; only after [`StoreError::Unknown`] may something have been written.
     fn write(&mut self, key: &[u8], value: &[u8]) -> Result<(), StoreError>;
 
     /// Gets the values of all `keys`, overlapping the reads. `each` is called once per key with its position.
@@ -153,14 +154,18 @@ pub trait Store: Send {
     ///
     /// # Errors
     /// Any [`StoreError`]; then there will be no completion.
-    fn submit(&mut self, request: Request<'_>) -> Result<Ticket, StoreError>;
+    fn submit(&mut self, request: Request<'_>) -> Result<Self::Ticket, StoreError>;
 
     /// The next operation that has ended, in any order; a value found is put into `value`. With `wait`, blocks until
     /// there is one, or gives nothing if no operation is in flight.
     ///
     /// # Errors
     /// If no operation in flight can end any more.
-    fn complete(&mut self, wait: bool, value: &mut Vec<u8>) -> Result<Option<Completion>, StoreError>;
+    fn complete(
+        &mut self,
+        wait: bool,
+        value: &mut Vec<u8>,
+    ) -> Result<Option<Completion<Self::Ticket>>, StoreError>;
 
     /// Fills what the store caches of its index, if anything.
     ///
