@@ -1,1 +1,28 @@
-//! placeholder
+//! Benchmark of the key-value store: YCSB's workloads, self-proving values, and comparisons taken in one run.
+//!
+//! The binary `kv-bench` is a thin wrapper around this library, so that tests can drive every part of it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `args`, `plan` | the command line, and what it means |
+//! | `workload` | which operations there are: keys, popularity, mixes, traces |
+//! | `value`, `oracle` | values that prove themselves, and what a read may return |
+//! | `store` | the seam to what is measured |
+//! | `runner` | operations in, counts and latencies out |
+//! | `compare` | the store against its peer and its floor |
+//! | `report` | the result for people, for scripts, as JSON |
+//! | `commands` | the subcommands, from arguments to exit code |
+
+pub mod args;
+pub mod clock;
+pub mod commands;
+pub mod compare;
+pub mod oracle;
+pub mod plan;
+pub mod report;
+pub mod rng;
+pub mod runner;
+pub mod store;
+pub mod units;
+pub mod value;
+pub mod workload;

@@ -1,0 +1,312 @@
+//! The subcommands, from arguments to exit code.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, Write};
+use std::path::{Path, PathBuf};
+
+use kv_client::Options;
+use kv_common::endpoint::Endpoint;
+use thiserror::Error;
+
+use crate::args::{Cli, Command, CompareArgs, FloorPages, LoadArgs, Required, RunArgs, StoreArgs};
+use crate::clock::SystemClock;
+use crate::compare::{self, ComparePlan};
+use crate::plan::{UsageError, as_run, fill, read_back};
+use crate::report::compare::CompareReport;
+use crate::report::json::RunJson;
+use crate::report::progress::Progress;
+use crate::report::{Exit, Report, table, ycsb};
+use crate::runner::{RunPlan, RunResult, null_ns_per_op, run};
+use crate::store::dashmap::DashMapFactory;
+use crate::store::floor::FloorFactory;
+use crate::store::kv::KvFactory;
+use crate::store::null::NullFactory;
+use crate::store::pages::available_bytes;
+use crate::store::{Factory, StoreError};
+use crate::units::show_size_bytes;
+use crate::workload::skew;
+
+/// Why a command could not be carried out.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// Arguments that make no sense.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// The JSON cannot be written.
+    #[error("cannot write {0}: {1}", .path.display(), .error)]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// The store cannot be reached, or refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Not enough memory for the floor.
+    #[error("cannot make the floor: {0}")]
+    Floor(std::io::Error),
+    /// Not enough memory for what lives in this process.
+    #[error(
+        "{what} would take about {} here and {} are available; use a smaller --recordcount or --value-size",
+        show_size_bytes(*.needed_bytes), show_size_bytes(*.available_bytes)
+    )]
+    Memory {
+        /// Which stores.
+        what: &'static str,
+        /// Bytes that they take.
+        needed_bytes: u64,
+        /// Bytes that there are.
+        available_bytes: u64,
+    },
+}
+
+impl CommandError {
+    const fn exit(&self) -> Exit {
+        match self {
+            Self::Usage(_) | Self::Json { .. } => Exit::Usage,
+            Self::Store(error) => Exit::of_error(error),
+            Self::Floor(_) | Self::Memory { .. } => Exit::Refused,
+        }
+    }
+}
+
+/// Carries out `cli`. Results go to standard output, progress and errors to standard error.
+pub fn main(cli: &Cli) -> Exit {
+    let done = match &cli.command {
+        Command::Load(args) => load(args),
+        Command::Run(args) => run_workload(args),
+        Command::Compare(args) => compare_all(args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("kv-bench: {error}");
+        error.exit()
+    })
+}
+
+/// The stores that a URL can name.
+enum Target {
+    Null,
+    DashMap,
+    Kv(KvFactory),
+}
+
+fn target(store: &StoreArgs) -> Result<Target, CommandError> {
+    let endpoint = match store.url.as_deref() {
+        Some("mem:null") => return Ok(Target::Null),
+        Some("mem:dashmap") => return Ok(Target::DashMap),
+        None => Endpoint::default_local(),
+        Some(url) => Endpoint::parse(url).map_err(|error| UsageError::Url(url.into(), error))?,
+    };
+    let options = Options {
+        timeout: store.timeout,
+        index_cache_bytes: usize::try_from(store.index_cache).unwrap_or(usize::MAX),
+    };
+    Ok(Target::Kv(KvFactory::connect(&endpoint.to_string(), options)?))
+}
+
+/// Bytes that a map takes for a record besides key and value: two allocations, their lengths, the table's slot.
+const MAP_OVERHEAD_BYTES: u64 = 96;
+
+/// Refuses what would not fit into memory, rather than being killed half-way.
+fn check_memory(what: &'static str, copies: u64, plan: &RunPlan) -> Result<(), CommandError> {
+    let (keys, shape) = (plan.workload.keys, plan.shape);
+    let record_bytes = (keys.bytes_max() + shape.value_bytes()) as u64 + MAP_OVERHEAD_BYTES;
+    let needed_bytes = record_bytes.saturating_mul(plan.workload.records).saturating_mul(copies);
+    match available_bytes() {
+        Some(available_bytes) if needed_bytes > available_bytes => {
+            Err(CommandError::Memory { what, needed_bytes, available_bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where the JSON goes. Opened before the run, so that a run of an hour does not end with a path that is not there.
+#[derive(Debug, Default)]
+struct JsonSink {
+    file: Option<(PathBuf, File)>,
+    to_stdout: bool,
+}
+
+impl JsonSink {
+    fn open(path: Option<&Path>) -> Result<Self, CommandError> {
+        match path {
+            None => Ok(Self::default()),
+            Some(path) if path == Path::new("-") => Ok(Self { file: None, to_stdout: true }),
+            Some(path) => {
+                // An old result stays until there is a new one.
+                let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+                let file = opened.map_err(|error| CommandError::Json { path: path.into(), error })?;
+                Ok(Self { file: Some((path.into(), file)), to_stdout: false })
+            }
+        }
+    }
+
+    /// Prints `text` for people unless standard output is for the JSON, and writes the JSON.
+    fn deliver(self, text: &str, json: &RunJson) -> Result<(), CommandError> {
+        if self.to_stdout {
+            print!("{}", json.to_text());
+            return Ok(());
+        }
+        print!("{text}");
+        let Some((path, mut file)) = self.file else { return Ok(()) };
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(json.to_text().as_bytes()));
+        written.map_err(|error| CommandError::Json { path, error })
+    }
+}
+
+fn load(args: &LoadArgs) -> Result<Exit, CommandError> {
+    let plan = args.plan()?;
+    let sink = JsonSink::open(args.drive.json.as_deref())?;
+    match target(&args.store)? {
+        Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
+        Target::Null => load_into(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, false, sink),
+        Target::Kv(factory) => load_into(&factory, &plan, args.verify, sink),
+        Target::DashMap => load_into(&DashMapFactory::default(), &plan, args.verify, sink),
+    }
+}
+
+fn load_into<F: Factory>(
+    factory: &F,
+    plan: &RunPlan,
+    verify: bool,
+    sink: JsonSink,
+) -> Result<Exit, CommandError> {
+    let clock = SystemClock::start();
+    if factory.is_in_process() {
+        check_memory("the map", 1, plan)?;
+    }
+    let mut result = run_shown("load", factory, plan, &clock)?;
+    let loaded = Exit::of_result(&result);
+    let mut exit = loaded;
+    if verify && loaded == Exit::Done {
+        let back = run_shown("verify", factory, &read_back(plan, result.version_base), &clock)?;
+        exit = Exit::of_result(&back);
+        result.tally.verified = back.tally.verified;
+        result.tally.wrong = back.tally.wrong + back.tally.not_found();
+        result.tally.examples.extend(back.tally.examples);
+        result.tally.fatal = back.tally.fatal;
+    }
+    let shown =
+        RunPlan { verify: if verify { read_back(plan, 0).verify } else { plan.verify }, ..plan.clone() };
+    report(factory, &shown, &result, &clock, sink)?;
+    Ok(exit)
+}
+
+fn run_workload(args: &RunArgs) -> Result<Exit, CommandError> {
+    let plan = args.plan()?;
+    let sink = JsonSink::open(args.drive.json.as_deref())?;
+    match target(&args.store)? {
+        Target::Null if args.verify => Err(UsageError::Null("--verify").into()),
+        Target::Null => run_on(&NullFactory { value_bytes: plan.shape.value_bytes() }, &plan, sink),
+        Target::Kv(factory) => run_on(&factory, &plan, sink),
+        Target::DashMap => run_on(&DashMapFactory::default(), &plan, sink),
+    }
+}
+
+fn run_on<F: Factory>(factory: &F, plan: &RunPlan, sink: JsonSink) -> Result<Exit, CommandError> {
+    let clock = SystemClock::start();
+    if factory.is_in_process() {
+        check_memory("the map", 1, plan)?;
+        run_shown("load", factory, &fill(plan), &clock)?;
+    }
+    let result = run_shown(&format!("workload {}", plan.workload.name), factory, plan, &clock)?;
+    report(factory, plan, &result, &clock, sink)?;
+    Ok(Exit::of_result(&result))
+}
+
+fn run_shown<F: Factory>(
+    what: &str,
+    factory: &F,
+    plan: &RunPlan,
+    clock: &SystemClock,
+) -> Result<RunResult, StoreError> {
+    let mut progress = Progress::new(what, plan);
+    run(factory, plan, clock, &mut |done, seconds| progress.show(done, seconds))
+}
+
+fn report<F: Factory>(
+    factory: &F,
+    plan: &RunPlan,
+    result: &RunResult,
+    clock: &SystemClock,
+    sink: JsonSink,
+) -> Result<(), CommandError> {
+    let report = Report {
+        plan,
+        result,
+        transport: factory.transport(),
+        facts: factory.facts(),
+        null_ns_per_op: null_ns_per_op(plan, clock)?,
+        skew: skew::measure(&plan.workload),
+        clock: clock.source(),
+    };
+    let text = format!("{}\n{}", table::text(&report), ycsb::lines(&report));
+    sink.deliver(&text, &RunJson::of(&report))
+}
+
+fn compare_all(args: &CompareArgs) -> Result<Exit, CommandError> {
+    let plan = args.plan()?;
+    let sink = JsonSink::open(args.json.as_deref())?;
+    match target(&args.store)? {
+        Target::Null => Err(UsageError::Null("compare").into()),
+        Target::Kv(factory) => compare_with(&factory, args, &plan, sink),
+        Target::DashMap => compare_with(&DashMapFactory::default(), args, &plan, sink),
+    }
+}
+
+fn compare_with<F: Factory>(
+    store: &F,
+    args: &CompareArgs,
+    plan: &ComparePlan,
+    sink: JsonSink,
+) -> Result<Exit, CommandError> {
+    let clock = SystemClock::start();
+    let (reads, workload) = (as_run(plan), &plan.workload);
+    check_memory("the map and the floor", if store.is_in_process() { 3 } else { 2 }, &reads)?;
+    let records = usize::try_from(workload.records).unwrap_or(usize::MAX);
+    let peer = DashMapFactory::with_capacity(records);
+    run_shown("load dashmap", &peer, &fill(&reads), &clock)?;
+    if !args.no_load {
+        let loaded = run_shown("load store", store, &fill(&reads), &clock)?;
+        if let Some(error) = loaded.tally.fatal {
+            return Err(error.into());
+        }
+    }
+    let huge = args.floor_pages == FloorPages::Huge;
+    let floor = FloorFactory::new(workload.records, workload.keys, plan.shape.value_bytes(), huge)
+        .map_err(CommandError::Floor)?;
+    let result = compare::compare((store, ("dashmap", &peer), &floor), plan, &clock, &mut |what| {
+        eprintln!("compare: {what}");
+    })?;
+    let mut facts = store.facts();
+    facts.extend(floor.facts());
+    let report = CompareReport {
+        plan,
+        result: &result,
+        transport: store.transport(),
+        facts,
+        null_ns_per_op: null_ns_per_op(&reads, &clock)?,
+        skew: skew::measure(workload),
+        clock: clock.source(),
+    };
+    let exit = report.exit();
+    sink.deliver(&report.text(), &report.json())?;
+    Ok(if exit == Exit::Done { limits(&report, &args.require) } else { exit })
+}
+
+/// Whether all required ratios were reached.
+fn limits(report: &CompareReport<'_>, required: &[Required]) -> Exit {
+    let mut exit = Exit::Done;
+    for Required { peer, ratio } in required {
+        let found = report.ratio(peer).unwrap_or(0.0);
+        if found < *ratio {
+            eprintln!("kv-bench: store / {peer} is {found:.3}, below the required {ratio}");
+            exit = Exit::Refused;
+        }
+    }
+    exit
+}
