@@ -27,8 +27,8 @@ pub(crate) fn a_full_region_is_named_and_loses_nothing(start: Start) {
             Err(error) => break error,
         }
     };
-    // Five segments of 2 MiB are for values, each with 36 blocks of 57,344 bytes.
-    assert_eq!(acknowledged, 5 * ((2 << 20) / 57_344));
+    // Five segments of 2 MiB are for values, each with 39 blocks of 53,248 bytes.
+    assert_eq!(acknowledged, 5 * ((2 << 20) / 53_248));
     let Error::Refused(Refusal::RegionFull { block_bytes, free_segments }) = refusal else {
         panic!("{refusal}")
     };

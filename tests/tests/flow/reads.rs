@@ -1,6 +1,6 @@
 //! What a GET costs, in READs of the region.
 
-use kv_client::{Client, Options, Stats};
+use kv_client::{Client, Options, Outcome, Stats};
 
 use crate::live::server::{Live, Needs, Start};
 
@@ -19,7 +19,8 @@ fn load(server: &Live) {
     for i in 0..KEYS {
         client.submit_put(&key_of(i), &i.to_le_bytes()).unwrap();
         while client.pending() >= 256 {
-            client.wait().unwrap();
+            let done = client.wait().unwrap().unwrap();
+            assert!(matches!(done.outcome, Outcome::Put(Ok(_))), "{:?}", done.outcome);
         }
     }
     while client.wait().unwrap().is_some() {}
@@ -44,7 +45,7 @@ fn get_all(client: &mut Client, step: usize) -> Stats {
 }
 
 pub(crate) fn warm_gets_take_one_read_and_cold_ones_two(start: Start) {
-    let server = start(Needs { memory: "16MiB", expected_keys: KEYS, workers: 1 });
+    let server = start(Needs { memory: "24MiB", expected_keys: KEYS, workers: 1 });
     load(&server);
     let mut warm = server.connect();
     assert_eq!(warm.server_stat().unwrap().segments.index, 1);
@@ -52,12 +53,10 @@ pub(crate) fn warm_gets_take_one_read_and_cold_ones_two(start: Start) {
     assert!(filled.is_complete && filled.lines == 32_768, "{filled:?}");
     let stats = get_all(&mut warm, 1);
     assert_eq!(stats.gets, KEYS);
-    assert_eq!(
-        (stats.asked_server, stats.retries_torn, stats.retries_dead, stats.retries_stale),
-        (0, 0, 0, 0)
-    );
+    assert_eq!((stats.asked_server, stats.retries_torn, stats.retries_dead), (0, 0, 0));
     // A second READ only where the fingerprint of 16 bits was another key's too.
     let more = stats.reads - stats.gets;
+    assert!(stats.retries_stale <= stats.other_keys);
     assert!(more <= 2 * stats.other_keys, "{more} READs beside one per GET, {} other keys", stats.other_keys);
     assert_eq!(format!("{:.2}", stats.reads as f64 / stats.gets as f64), "1.00");
     // Block of 56 bytes in a class of 64.

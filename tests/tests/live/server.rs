@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 
 use kv_client::{Client, Options};
 use kv_server::config::{Config, PagePolicy, parse_size};
@@ -28,7 +29,8 @@ impl Default for Needs {
 /// A server that runs, wherever. It ends when this is dropped.
 pub(crate) struct Live {
     pub(crate) url: String,
-    _server: Box<dyn Send>,
+    /// Locked by nobody: threads share this struct for its URL.
+    _server: Mutex<Box<dyn Send>>,
 }
 
 /// Starts a server and makes it reachable over some transport.
@@ -58,14 +60,14 @@ pub(crate) fn shm_in_process(needs: Needs) -> Live {
         expected_keys: Some(needs.expected_keys),
         ..Config::default()
     });
-    Live { url, _server: Box::new((running.unwrap(), dir)) }
+    Live { url, _server: Mutex::new(Box::new((running.unwrap(), dir))) }
 }
 
 /// A `kv-server` process, reached through shared memory.
 pub(crate) fn shm_process(needs: Needs) -> Live {
     let site = Site::new();
     let server = site.serve_with(needs, &[]);
-    Live { url: site.url(), _server: Box::new((server, site)) }
+    Live { url: site.url(), _server: Mutex::new(Box::new((server, site))) }
 }
 
 /// A directory of its own for a server.
