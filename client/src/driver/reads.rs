@@ -358,13 +358,15 @@ impl<T: Transport> Driver<T> {
         self.resume(|op| matches!(op.kind, Kind::Get { state: GetState::Refreshing, .. }));
     }
 
-    /// Starts GETs over that waited for a write to their key.
+    /// Starts GETs over that waited for a write to their key, if no other that was submitted before them is left. Those
+    /// submitted after them do not count: a client that always has one in flight would never get an answer.
     pub(super) fn resume_behind(&mut self, hash: kv_common::hash::KeyHash) {
-        if !self.is_behind_write(hash) {
-            self.resume(|op| {
-                op.hash == hash && matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. })
-            });
-        }
+        let writes = self.ops.iter().filter(|(_, op)| op.is_write() && op.hash == hash);
+        let first_write = writes.map(|(_, op)| op.ticket).min();
+        self.resume(|op| {
+            let is_waiting = matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. });
+            is_waiting && op.hash == hash && first_write.is_none_or(|write| op.ticket < write)
+        });
     }
 
     fn resume(&mut self, waits: impl Fn(&crate::op::Op) -> bool) {
