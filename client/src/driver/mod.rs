@@ -56,8 +56,6 @@ pub(crate) struct Driver<T: Transport> {
     lease: Option<(u64, u64)>,
     /// The buffer of a READ that somebody waits for, once it is back.
     blocking: Option<Result<Vec<u64>, Broken>>,
-    #[cfg(feature = "adversary")]
-    pub(crate) on_lookup: Option<Box<dyn FnMut()>>,
 }
 
 impl<T: Transport> Driver<T> {
@@ -90,8 +88,6 @@ impl<T: Transport> Driver<T> {
             refresh: None,
             lease: None,
             blocking: None,
-            #[cfg(feature = "adversary")]
-            on_lookup: None,
         };
         driver.read_view()?;
         driver.cache =
