@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use kv_common::endpoint::Endpoint;
-use kv_common::hello::{Answer, Descriptor, HelloRefusal, WELCOME_DESCRIPTORS, Welcome};
+use kv_common::hello::{Answer, Descriptor, WELCOME_DESCRIPTORS, Welcome};
 use kv_common::layout::superblock;
 use kv_common::transport::Transport;
 use kv_common::transport::shm::channel::ChannelLayout;
@@ -28,6 +28,7 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
     let promise = Promise {
         session: welcome.session,
         region_words: (welcome.region_bytes / 8) as usize,
+        requests_in_flight: welcome.requests_in_flight as usize,
         table: Some((welcome.table_id, welcome.incarnation)),
         server_pid: Some(welcome.server_pid).filter(|&pid| pid != 0),
         url: endpoint.to_string(),
@@ -47,42 +48,29 @@ fn connect_shm(path: &Path, options: &Options) -> Result<(Welcome, ShmTransport)
     let answer =
         hello::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline).map_err(|error| error.to_string())?;
     let welcome = match Answer::decode(&answer.bytes) {
-        Ok(Some(Answer::Welcome(welcome))) => welcome,
-        Ok(Some(Answer::Refused(refusal))) => return Err(refused(refusal)),
-        Ok(None) => return Err("the server's answer is cut short".into()),
+        Ok(Answer::Welcome(welcome)) => welcome,
+        Ok(Answer::Refused(refusal)) => return Err(format!("the server refused the connection: {refusal}")),
         Err(error) => return Err(error.to_string()),
     };
-    let [region, channel] =
-        [Descriptor::Region, Descriptor::Channel].map(|which| answer.descriptors.get(which as usize));
-    let (Some(region), Some(channel)) = (region, channel) else {
-        return Err(format!(
-            "the server sent {} descriptors, {WELCOME_DESCRIPTORS} are needed",
-            answer.descriptors.len()
-        ));
-    };
-    let region =
-        mapping::map_region(region.as_fd(), welcome.region_bytes).map_err(|error| error.to_string())?;
-    let channel =
-        mapping::map_channel(channel.as_fd(), welcome.channel_bytes).map_err(|error| error.to_string())?;
-    let layout = ChannelLayout::default();
-    if layout.len_bytes() != welcome.channel_bytes {
-        return Err(format!(
-            "the server's channel has {} bytes, this program's {}; use programs of one release",
-            welcome.channel_bytes,
-            layout.len_bytes()
-        ));
+    let descriptors = answer.descriptors;
+    if descriptors.len() != WELCOME_DESCRIPTORS {
+        let found = descriptors.len();
+        return Err(format!("the server sent {found} descriptors, {WELCOME_DESCRIPTORS} are needed"));
     }
+    let region = descriptors[Descriptor::Region as usize].as_fd();
+    let region = mapping::map_region(region, welcome.region_bytes).map_err(|error| error.to_string())?;
+    let layout =
+        ChannelLayout::new(welcome.ring_bytes, welcome.staging_bytes).map_err(|error| error.to_string())?;
+    let channel = descriptors[Descriptor::Channel as usize].as_fd();
+    let channel = mapping::map_channel(channel, layout.len_bytes()).map_err(|error| error.to_string())?;
     Ok((welcome, ShmTransport::new(region, layout.client_end(&channel), Doorbell::new(stream))))
-}
-
-fn refused(refusal: HelloRefusal) -> String {
-    format!("the server refused the connection: {refusal}")
 }
 
 /// What is known of a connection before anything was read over it.
 struct Promise {
     session: u64,
     region_words: usize,
+    requests_in_flight: usize,
     /// Table id and incarnation, if the server named them in its hello.
     table: Option<(u64, u64)>,
     server_pid: Option<u32>,
@@ -95,6 +83,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
     let name = transport.name();
     let driver_options = DriverOptions {
         session: promise.session,
+        requests_in_flight: promise.requests_in_flight,
         timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX),
         index_cache_bytes: options.index_cache_bytes,
     };
@@ -138,7 +127,9 @@ impl Client {
         options: &Options,
     ) -> Result<Client, Error> {
         let (url, why) = ("sim".to_owned(), "simulated".to_owned());
-        let promise = Promise { session, region_words, table: None, server_pid: None, url, why };
+        let requests_in_flight = kv_common::limits::REQUESTS_IN_FLIGHT_MAX;
+        let promise =
+            Promise { session, region_words, requests_in_flight, table: None, server_pid: None, url, why };
         open(AnyTransport::Sim(transport), promise, options)
     }
 }

@@ -4,8 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of the longest path of a Unix socket; the kernel's `sun_path` has 108 with the ending zero.
-pub const SOCKET_PATH_MAX_BYTES: usize = 107;
+pub use crate::transport::shm::socket::PATH_MAX_BYTES as SOCKET_PATH_MAX_BYTES;
 
 /// The socket that server and clients use unless told otherwise: `$XDG_RUNTIME_DIR/kv.sock`, or `/tmp/kv-<uid>.sock`
 /// where that variable is not set.

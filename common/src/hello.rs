@@ -3,14 +3,15 @@
 //! ```text
 //! hello    | "KVHELLO\n":64 | version:32 | flags:32 |                                             16 bytes
 //! answer   | "KVANSWR\n":64 | version:32 | status:32 | a:64 | b:64 |                              a refusal: 32 bytes
-//!          | session:64 | table_id:64 | incarnation:64 | region_bytes:64 | channel_bytes:64 |
-//!          | page_bytes:64 | requests_in_flight:32 | server_pid:32 |                              an acceptance: 88 bytes
+//!          | session:64 | table_id:64 | incarnation:64 | region_bytes:64 | page_bytes:64 |
+//!          | ring_bytes:64 | staging_bytes:64 | requests_in_flight:32 | server_pid:32 |           an acceptance: 96 bytes
 //! ```
 //!
 //! Little-endian. `version` is the sender's. The 16 bytes of the hello and the first 32 of the answer stay as they are
 //! in every version of the protocol, so that programs of different releases can tell each other that they differ.
 //!
-//! Both decoders take what has arrived so far: a verdict comes as soon as the bytes allow one.
+//! A transport carries each as one message, and the descriptors of [`Descriptor`] with an acceptance. A client that
+//! cannot send its hello should still look for an answer: some refusals come before the hello was read.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -47,8 +48,9 @@ struct WelcomeWords {
     table_id: U64,
     incarnation: U64,
     region_bytes: U64,
-    channel_bytes: U64,
     page_bytes: U64,
+    ring_bytes: U64,
+    staging_bytes: U64,
     requests_in_flight: U32,
     server_pid: U32,
 }
@@ -60,7 +62,7 @@ pub const REFUSAL_BYTES: usize = size_of::<VerdictWords>();
 /// Bytes of an answer that accepts, which is the longest.
 pub const ANSWER_BYTES: usize = REFUSAL_BYTES + size_of::<WelcomeWords>();
 
-const _: () = assert!(HELLO_BYTES == 16 && REFUSAL_BYTES == 32 && ANSWER_BYTES == 88);
+const _: () = assert!(HELLO_BYTES == 16 && REFUSAL_BYTES == 32 && ANSWER_BYTES == 96);
 
 /// What a client says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,29 +83,28 @@ impl Hello {
         words.as_bytes().try_into().expect("a hello has its size")
     }
 
-    /// The hello in `bytes`, what has arrived so far; `None` if more is needed to tell.
+    /// The hello in a message.
     ///
     /// # Errors
     /// The refusal to send back: [`HelloRefusal::Garbage`] or [`HelloRefusal::WrongVersion`].
-    pub fn decode(bytes: &[u8]) -> Result<Option<Hello>, HelloRefusal> {
-        let known = bytes.len().min(HELLO_MAGIC.len());
-        if bytes[..known] != HELLO_MAGIC[..known] || bytes.len() > HELLO_BYTES {
+    pub fn decode(message: &[u8]) -> Result<Hello, HelloRefusal> {
+        // Another version's hello may be longer.
+        let (words, rest) = HelloWords::ref_from_prefix(message).map_err(|_| HelloRefusal::Garbage)?;
+        if words.magic != HELLO_MAGIC {
             return Err(HelloRefusal::Garbage);
         }
-        let Ok(words) = HelloWords::ref_from_bytes(bytes) else { return Ok(None) };
         let version = words.version.get();
         if version != PROTOCOL_VERSION {
             return Err(HelloRefusal::WrongVersion { server: PROTOCOL_VERSION, client: version });
         }
-        if words.flags.get() != 0 {
+        if words.flags.get() != 0 || !rest.is_empty() {
             return Err(HelloRefusal::Garbage);
         }
-        Ok(Some(Hello { version }))
+        Ok(Hello { version })
     }
 }
 
-/// What the server lends to a client that it accepted. On a Unix socket the descriptors come with it, in the order
-/// of [`Descriptor`].
+/// What the server lends to a client that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// Number of the session, never 0: every request carries it.
@@ -114,10 +115,12 @@ pub struct Welcome {
     pub incarnation: u64,
     /// Bytes of the region.
     pub region_bytes: u64,
-    /// Bytes of the memory that only this client and the server share: rings and staging area.
-    pub channel_bytes: u64,
     /// Bytes of the pages that back the region.
     pub page_bytes: u64,
+    /// Bytes of each of the two rings that only this client and the server share.
+    pub ring_bytes: u64,
+    /// Bytes of the staging area that follows them.
+    pub staging_bytes: u64,
     /// Requests that the client may have in flight.
     pub requests_in_flight: u32,
     /// The server's process, for people.
@@ -132,14 +135,10 @@ pub enum Descriptor {
     Region = 0,
     /// The channel: rings and staging area, to be mapped for reading and writing.
     Channel = 1,
-    /// Eventfd that the client writes to wake the server.
-    ServerDoorbell = 2,
-    /// Eventfd that the server writes to wake the client.
-    ClientDoorbell = 3,
 }
 
 /// Descriptors that come with a [`Welcome`].
-pub const WELCOME_DESCRIPTORS: usize = 4;
+pub const WELCOME_DESCRIPTORS: usize = 2;
 
 /// Why a server does not take a client. The server closes the connection after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -274,30 +273,29 @@ impl Answer {
         }
     }
 
-    /// The answer in `bytes`, what has arrived so far; `None` if more is needed to tell.
+    /// The answer in a message.
     ///
     /// # Errors
     /// [`AnswerError`] says what the peer is instead of a server that this program can talk to.
-    pub fn decode(bytes: &[u8]) -> Result<Option<Answer>, AnswerError> {
-        let known = bytes.len().min(ANSWER_MAGIC.len());
-        if bytes[..known] != ANSWER_MAGIC[..known] || bytes.len() > ANSWER_BYTES {
+    pub fn decode(message: &[u8]) -> Result<Answer, AnswerError> {
+        let (verdict, rest) = VerdictWords::ref_from_prefix(message).map_err(|_| AnswerError::NotAServer)?;
+        if verdict.magic != ANSWER_MAGIC {
             return Err(AnswerError::NotAServer);
         }
-        let Ok((verdict, rest)) = VerdictWords::ref_from_prefix(bytes) else { return Ok(None) };
         let (version, status) = (verdict.version.get(), verdict.status.get());
-        if status != 0 {
-            return match HelloRefusal::decode(status, verdict.a.get(), verdict.b.get()) {
-                Some(_) if !rest.is_empty() => Err(AnswerError::NotAServer),
-                Some(refusal) => Ok(Some(Answer::Refused(refusal))),
-                None if version != PROTOCOL_VERSION => Err(AnswerError::WrongVersion { found: version }),
-                None => Err(AnswerError::UnknownStatus { found: status }),
-            };
+        let refusal = HelloRefusal::decode(status, verdict.a.get(), verdict.b.get());
+        if let Some(refusal) = refusal.filter(|_| rest.is_empty()) {
+            return Ok(Answer::Refused(refusal));
         }
         if version != PROTOCOL_VERSION {
             return Err(AnswerError::WrongVersion { found: version });
         }
-        let Ok(words) = WelcomeWords::ref_from_bytes(rest) else { return Ok(None) };
-        Welcome::from_words(words).map(|welcome| Some(Answer::Welcome(welcome)))
+        if status != 0 {
+            return Err(AnswerError::UnknownStatus { found: status });
+        }
+        let words = WelcomeWords::ref_from_bytes(rest)
+            .map_err(|_| AnswerError::Field { field: "length", found: message.len() as u64 })?;
+        Welcome::from_words(words).map(Answer::Welcome)
     }
 }
 
@@ -308,8 +306,9 @@ impl Welcome {
             table_id: self.table_id.into(),
             incarnation: self.incarnation.into(),
             region_bytes: self.region_bytes.into(),
-            channel_bytes: self.channel_bytes.into(),
             page_bytes: self.page_bytes.into(),
+            ring_bytes: self.ring_bytes.into(),
+            staging_bytes: self.staging_bytes.into(),
             requests_in_flight: self.requests_in_flight.into(),
             server_pid: self.server_pid.into(),
         }
@@ -324,11 +323,12 @@ impl Welcome {
         let region_bytes = words.region_bytes.get();
         let is_region = (REGION_MIN_BYTES..=REGION_MAX_BYTES).contains(&region_bytes);
         check("region size", region_bytes, is_region && region_bytes.is_multiple_of(SEGMENT_BYTES))?;
-        let channel_bytes = words.channel_bytes.get();
-        let is_channel = channel_bytes > 0 && channel_bytes <= CHANNEL_MAX_BYTES as u64;
-        check("channel size", channel_bytes, is_channel && channel_bytes.is_multiple_of(8))?;
         let page_bytes = words.page_bytes.get();
         check("page size", page_bytes, page_bytes.is_power_of_two() && page_bytes <= region_bytes)?;
+        let (ring_bytes, staging_bytes) = (words.ring_bytes.get(), words.staging_bytes.get());
+        check("ring size", ring_bytes, ring_bytes.is_power_of_two() && ring_bytes <= CHANNEL_MAX_BYTES)?;
+        let is_area = staging_bytes.is_multiple_of(8) && staging_bytes <= CHANNEL_MAX_BYTES;
+        check("staging size", staging_bytes, is_area)?;
         let requests_in_flight = words.requests_in_flight.get();
         let is_credit = requests_in_flight > 0 && requests_in_flight as usize <= REQUESTS_IN_FLIGHT_MAX;
         check("requests in flight", requests_in_flight.into(), is_credit)?;
@@ -337,8 +337,9 @@ impl Welcome {
             table_id: words.table_id.get(),
             incarnation: words.incarnation.get(),
             region_bytes,
-            channel_bytes,
             page_bytes,
+            ring_bytes,
+            staging_bytes,
             requests_in_flight,
             server_pid: words.server_pid.get(),
         })
@@ -355,8 +356,9 @@ mod tests {
         table_id: 0x0102_0304_0506_0708,
         incarnation: 9,
         region_bytes: 32 << 20,
-        channel_bytes: 2 << 20,
         page_bytes: 4096,
+        ring_bytes: 65536,
+        staging_bytes: 1 << 20,
         requests_in_flight: 64,
         server_pid: 4711,
     };
@@ -369,26 +371,24 @@ mod tests {
         assert_eq!(refused, b"KVANSWR\n\x01\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0");
         let golden: &[u8] = b"KVANSWR\n\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
             \x07\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
-            \0\0\0\x02\0\0\0\0\0\0\x20\0\0\0\0\0\0\x10\0\0\0\0\0\0\x40\0\0\0\x67\x12\0\0";
+            \0\0\0\x02\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x10\0\0\0\0\0\x40\0\0\0\x67\x12\0\0";
         assert_eq!(Answer::Welcome(WELCOME).encode(), golden);
-        assert_eq!(Answer::decode(golden), Ok(Some(Answer::Welcome(WELCOME))));
+        assert_eq!(Answer::decode(golden), Ok(Answer::Welcome(WELCOME)));
     }
 
     #[test]
-    fn a_verdict_comes_as_soon_as_the_bytes_allow_one() {
+    fn what_is_no_hello_is_refused_with_the_reason() {
         let hello = Hello::ours().encode();
         for end in 0..HELLO_BYTES {
-            assert_eq!(Hello::decode(&hello[..end]), Ok(None));
+            assert_eq!(Hello::decode(&hello[..end]), Err(HelloRefusal::Garbage));
         }
-        assert_eq!(Hello::decode(b"GET / HTTP/1.1"), Err(HelloRefusal::Garbage));
-        assert_eq!(Hello::decode(b"X"), Err(HelloRefusal::Garbage));
-        let too_long = [&hello[..], b"x"].concat();
-        assert_eq!(Hello::decode(&too_long), Err(HelloRefusal::Garbage));
-        let other = Hello { version: 9 }.encode();
+        assert_eq!(Hello::decode(b"GET / HTTP/1.1\r\nHost: x\r\n"), Err(HelloRefusal::Garbage));
+        assert_eq!(Hello::decode(&[&hello[..], b"x"].concat()), Err(HelloRefusal::Garbage));
+        let other = [&Hello { version: 9 }.encode()[..], b"more"].concat();
         assert_eq!(Hello::decode(&other), Err(HelloRefusal::WrongVersion { server: 1, client: 9 }));
         let answer = Answer::Welcome(WELCOME).encode();
         for end in 0..ANSWER_BYTES {
-            assert_eq!(Answer::decode(&answer[..end]), Ok(None));
+            assert!(Answer::decode(&answer[..end]).is_err());
         }
     }
 
@@ -404,7 +404,8 @@ mod tests {
         for (field, welcome) in [
             ("session", Welcome { session: 0, ..WELCOME }),
             ("region size", Welcome { region_bytes: (32 << 20) + 8, ..WELCOME }),
-            ("channel size", Welcome { channel_bytes: u64::MAX, ..WELCOME }),
+            ("ring size", Welcome { ring_bytes: 65537, ..WELCOME }),
+            ("staging size", Welcome { staging_bytes: u64::MAX, ..WELCOME }),
             ("page size", Welcome { page_bytes: 0, ..WELCOME }),
             ("requests in flight", Welcome { requests_in_flight: 0, ..WELCOME }),
         ] {
@@ -420,7 +421,7 @@ mod tests {
                 prop_assert!(!refusal.to_string().is_empty());
                 let bytes = Answer::Refused(refusal).encode();
                 prop_assert_eq!(bytes.len(), REFUSAL_BYTES);
-                prop_assert_eq!(Answer::decode(&bytes), Ok(Some(Answer::Refused(refusal))));
+                prop_assert_eq!(Answer::decode(&bytes), Ok(Answer::Refused(refusal)));
             }
         }
 
@@ -434,8 +435,8 @@ mod tests {
             let mut answer = [&ANSWER_MAGIC[..], &[1, 0, 0, 0, status, 0, 0, 0], &bytes].concat();
             let _ = Answer::decode(&answer);
             answer.truncate(ANSWER_BYTES);
-            if let Ok(Some(answer)) = Answer::decode(&answer) {
-                prop_assert_eq!(Answer::decode(&answer.encode()), Ok(Some(answer)));
+            if let Ok(answer) = Answer::decode(&answer) {
+                prop_assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
             }
             let _ = Hello::decode(&[&HELLO_MAGIC[..], &bytes].concat());
         }

@@ -48,11 +48,12 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 /// Operations that one client may have submitted and not taken the completions of.
 pub const CLIENT_OPERATIONS_MAX: usize = 4096;
 
-/// Bytes of the memory that one client and the server share, at most: a client maps what the server announces, no more.
-pub const CHANNEL_MAX_BYTES: usize = 64 << 20;
+/// Bytes of a ring or a staging area, at most: a client maps what the server announces, and no more than this.
+pub const CHANNEL_MAX_BYTES: u64 = 64 << 20;
 
-/// Peers that may be between connect and hello at once; each costs the server one descriptor.
-pub const HANDSHAKES_MAX: usize = 1024;
+/// Peers that may be between connect and hello at once, each of which costs the server a descriptor. More wait in the
+/// kernel's queue.
+pub const HANDSHAKES_MAX: usize = 256;
 
 /// A miss counts only if its lookup, first READ to last, took less than this by the client's own clock.
 pub const GRACE_NS: u64 = 20_000_000;

@@ -333,6 +333,9 @@ pub enum Malformed {
     /// Another session's number.
     #[error("another session's number")]
     Session = 5,
+    /// The ring that carries the messages is not what it must be.
+    #[error("the ring that carries the messages is not what it must be")]
+    Ring = 6,
 }
 
 /// Why the server did not do what it was asked. Nothing was changed.
@@ -431,6 +434,7 @@ impl Refusal {
                     3 => Malformed::UnknownOp,
                     4 => Malformed::UnknownFlags,
                     5 => Malformed::Session,
+                    6 => Malformed::Ring,
                     _ => return Err(Malformed::UnknownOp),
                 },
             },
@@ -487,7 +491,7 @@ mod tests {
     }
 
     fn any_refusal() -> impl Strategy<Value = Refusal> {
-        (16u8..26, 1u64..6, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
+        (16u8..26, 1u64..7, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
     }
 
     proptest! {

@@ -32,6 +32,7 @@ pub(crate) struct Driver<T: Transport> {
     pub(crate) cache: IndexCache,
     pub(crate) stats: Stats,
     session: u64,
+    requests_in_flight_max: usize,
     timeout_ns: u64,
     /// Set once; from then on every call fails with it.
     broken: Option<Broken>,
@@ -72,6 +73,7 @@ impl<T: Transport> Driver<T> {
             cache: IndexCache::new(1, 1).map_err(memory_error)?,
             stats: Stats::default(),
             session: options.session,
+            requests_in_flight_max: options.requests_in_flight,
             timeout_ns: options.timeout_ns,
             broken: None,
             ops: Slab::new(),
@@ -301,6 +303,8 @@ impl<T: Transport> Driver<T> {
 /// What a connection needs to know beside its transport.
 pub(crate) struct DriverOptions {
     pub(crate) session: u64,
+    /// The credit that the server grants.
+    pub(crate) requests_in_flight: usize,
     pub(crate) timeout_ns: u64,
     pub(crate) index_cache_bytes: usize,
 }

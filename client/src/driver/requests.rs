@@ -2,7 +2,7 @@
 
 use kv_common::hash::payload_hash;
 use kv_common::layout::LineNumber;
-use kv_common::limits::{INLINE_VALUE_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX};
+use kv_common::limits::INLINE_VALUE_MAX_BYTES;
 use kv_common::region::{Words, bytes_of_mut};
 use kv_common::transport::{Broken, SendError, Transport};
 use kv_common::wire::{self, Op as WireOp, Reply, Request, Status};
@@ -25,7 +25,7 @@ impl<T: Transport> Driver<T> {
     /// Sends what waits, in order, as far as credit, room and staging area allow.
     pub(super) fn send_queued(&mut self) {
         while let Some(&key) = self.unsent.front() {
-            if self.in_flight.len() >= REQUESTS_IN_FLIGHT_MAX {
+            if self.in_flight.len() >= self.requests_in_flight_max {
                 return;
             }
             let Some(value) = wire_value(&self.ops[key], self.is_staging_lent) else { return };

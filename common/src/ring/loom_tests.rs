@@ -5,7 +5,9 @@
 //!
 //! What it cannot show: it treats SeqCst loads and stores as acquire and release, so the hand-over to sleep is written
 //! with SeqCst *fences*, which it does order among themselves (without either fence `no_wake_up_is_lost` deadlocks in
-//! the checker: tried). It does not let a relaxed store become visible before an earlier load of the same thread. It
+//! the checker: tried). It does not let a relaxed store become visible before an earlier load of the same thread, so it
+//! would not miss the release and acquire of the progress word, which keep a place from being stored to before its
+//! loads are done (tried: without them nothing fails here); those two rest on the rules of the memory model alone. It
 //! explores no more than a few threads and messages, and knows nothing of another process that breaks the rules: that
 //! is what the random tests are for.
 

@@ -5,9 +5,6 @@ use crate::sync::{Ordering, fence};
 
 use super::{ASLEEP_WORD, HEADER_WORDS, PROGRESS_WORD, RingError, Shared, header, record_words};
 
-/// Words in a cache line: where a record's first line ends is where its copy is cut.
-const LINE_WORDS: usize = 8;
-
 /// Why a message was not pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
@@ -144,25 +141,19 @@ impl Producer {
     #[inline]
     fn publish(&mut self, record_words: usize, length_bytes: usize) {
         let next = self.head + record_words as u64;
-        let payload_words = record_words - HEADER_WORDS;
         self.shared.ring.store(self.shared.place(next), 0);
-        // The consumer polls the header's line and takes it away again whenever it was stored to. So the other lines
-        // first, and that line once, at the end.
-        let in_header_line =
-            (LINE_WORDS - HEADER_WORDS - self.shared.place(self.head) % LINE_WORDS).min(payload_words);
-        self.copy_in(in_header_line, payload_words);
-        self.copy_in(0, in_header_line);
+        self.copy_in(record_words - HEADER_WORDS);
         self.shared.ring.store_release(self.shared.place(self.head), header(self.sequence, length_bytes));
         self.head = next;
         self.sequence = self.sequence.wrapping_add(1);
     }
 
-    /// Copies payload words `from .. to` to their places, around the end of the ring if need be.
+    /// Copies the payload to its place, around the end of the ring if need be.
     #[inline]
-    fn copy_in(&self, from: usize, to: usize) {
-        let start = self.head + (HEADER_WORDS + from) as u64;
-        let first = self.shared.words_to_end(start).min(to - from);
-        self.shared.ring.copy_in(self.shared.place(start), &self.scratch[from..from + first]);
-        self.shared.ring.copy_in(0, &self.scratch[from + first..to]);
+    fn copy_in(&self, payload_words: usize) {
+        let start = self.head + HEADER_WORDS as u64;
+        let first = self.shared.words_to_end(start).min(payload_words);
+        self.shared.ring.copy_in(self.shared.place(start), &self.scratch[..first]);
+        self.shared.ring.copy_in(0, &self.scratch[first..payload_words]);
     }
 }

@@ -55,10 +55,9 @@ impl Hugepages {
     /// Keeps other tests from changing the pool while the result lives.
     pub(crate) fn lock() -> File {
         let path: PathBuf = std::env::temp_dir().join("kv-tests-hugepages.lock");
-        let lock = File::options()
-            .create(true)
-            .append(true)
-            .open(path)
+        // It may be another user's: reading is enough to lock it.
+        let lock = File::open(&path)
+            .or_else(|_| File::options().create(true).append(true).open(&path))
             .expect("the temporary directory can be written");
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).expect("a file can be locked");
         lock

@@ -17,6 +17,7 @@
 //! | `counters` | a worker's counter page |
 //! | `walk` | verifies everything that the region's words say, with no knowledge of the server |
 //! | `check` | [`Table::check`]: the walk, compared with what the server keeps privately |
+//! | `findings` | what a check reports |
 //!
 //! # Invariants
 //! Between two writes, and for the keys of every home whose stripes are free:
@@ -31,8 +32,10 @@
 //! Stripes first (in order), then at most one of: a class of the slab, then the pool of free segments; the overflow
 //! lines of an index segment; the version ceiling. None of these is held while another thread is waited for.
 
+mod check;
 mod counters;
 mod delete;
+mod findings;
 mod format;
 mod get;
 mod lookup;
@@ -53,6 +56,7 @@ use kv_common::layout::superblock;
 use kv_common::probe::TableView;
 use kv_common::region::Words;
 
+pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
 pub use worker::Worker;
 

@@ -40,6 +40,11 @@ impl Versions {
         version
     }
 
+    /// The next version, not drawn.
+    pub(super) fn peek(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn raise(&self, region: &Words, version: u64) {
         let _raising = self.raising.lock();

@@ -3,14 +3,18 @@
 
 use std::sync::Arc;
 
-use kv_common::layout::SEGMENT_WORDS;
-use kv_common::region::Words;
+use kv_common::block::{self, Verdict};
+use kv_common::hash::KeyHash;
+use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
+use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
+use kv_common::region::{ReadWords, Words, bytes_of};
 use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
 use kv_server::table::{Table, TableConfig, Worker};
 
-pub const SESSION: u64 = 77;
+pub(crate) const SESSION: u64 = 77;
 
-pub fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
+pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     TableConfig {
         workers,
         expected_keys,
@@ -23,50 +27,57 @@ pub fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     }
 }
 
-pub fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
+pub(crate) fn table(segments: usize, workers: usize, expected_keys: Option<u64>) -> Arc<Table> {
     let region = Words::zeroed(segments * SEGMENT_WORDS);
     Table::create(region, &config(workers, expected_keys)).expect("the region is large enough")
 }
 
+/// Keys of 8 bytes that share one home.
+pub(crate) fn keys_of_one_home(count: usize) -> Vec<[u8; 8]> {
+    let hash = |key: &[u8; 8]| KeyHash::new(config(1, None).hash_seed, key);
+    let home = hash(&[0; 8]).home();
+    (0u64..).map(u64::to_le_bytes).filter(|key| hash(key).home() == home).take(count).collect()
+}
+
 /// A reply as a whole, its chunks joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub status: Status,
-    pub version: u64,
-    pub value: Vec<u8>,
-    pub hint: Option<IndexHint>,
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) version: u64,
+    pub(crate) value: Vec<u8>,
+    pub(crate) hint: Option<IndexHint>,
 }
 
 impl Answer {
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
         if let Status::Refused(refusal) = self.status { Some(refusal) } else { None }
     }
 }
 
 /// One client of one worker.
-pub struct Client {
-    pub worker: Worker,
+pub(crate) struct Client {
+    pub(crate) worker: Worker,
     seq: u64,
 }
 
 impl Client {
-    pub fn new(table: &Arc<Table>, worker: usize) -> Client {
+    pub(crate) fn new(table: &Arc<Table>, worker: usize) -> Client {
         Client { worker: Worker::new(table, worker), seq: 0 }
     }
 
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
         self.write(Op::Put, 0, key, value)
     }
 
-    pub fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
+    pub(crate) fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
         self.write(Op::CompareAndSet, version, key, value)
     }
 
-    pub fn delete(&mut self, key: &[u8]) -> Answer {
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Answer {
         self.request(Op::Delete, 0, key, Value::Inline(&[]), None)
     }
 
-    pub fn get(&mut self, key: &[u8]) -> Answer {
+    pub(crate) fn get(&mut self, key: &[u8]) -> Answer {
         self.request(Op::Get, 0, key, Value::Inline(&[]), None)
     }
 
@@ -84,7 +95,7 @@ impl Client {
         self.request(op, operand, key, staged, Some(&staging))
     }
 
-    pub fn request(
+    pub(crate) fn request(
         &mut self,
         op: Op,
         operand: u64,
@@ -99,7 +110,7 @@ impl Client {
     }
 
     /// Sends any bytes and joins the replies, which must carry `seq`.
-    pub fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
+    pub(crate) fn message(&mut self, message: &[u8], staging: Option<&Words>, seq: u64) -> Answer {
         let mut answer: Option<Answer> = None;
         let (mut has_more, mut total_bytes) = (true, 0);
         self.worker.handle(SESSION, message, staging, &mut |reply| {
@@ -117,4 +128,46 @@ impl Client {
         assert!(!has_more && answer.value.len() == total_bytes, "the reply is whole");
         answer
     }
+}
+
+/// What one look at the region says.
+pub(crate) enum Look {
+    Found {
+        version: u64,
+        value: Vec<u8>,
+    },
+    Absent,
+    /// A client would look again, or ask the server.
+    Unclear,
+}
+
+/// One GET as a client does it, by nothing but reading.
+pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
+    let hash = view.hash(key);
+    let home = view.home(hash);
+    let mut matches = Matches::none();
+    let mut window = [0; WINDOW_WORDS];
+    region.copy_out(home.word(), &mut window);
+    let mut state = judge_window(&window, hash, &mut matches);
+    for _ in 0..=OVERFLOW_CHAIN_MAX {
+        let LineState::Answers { next, .. } = state else { return Look::Unclear };
+        if !matches.is_empty() {
+            break;
+        }
+        if next == 0 {
+            return Look::Absent;
+        }
+        let mut line = [0; LINE_WORDS];
+        region.copy_out(home.sibling(next).word(), &mut line);
+        state = judge_overflow(&line, home.in_segment() as u16, hash, &mut matches);
+    }
+    for &slot in matches.slots() {
+        let Some(words) = view.block_words(slot) else { continue };
+        let mut block = vec![0; words];
+        region.copy_out(slot.place().word(), &mut block);
+        if let Verdict::Found { version, value } = block::judge(&block, key, slot.place(), view.table_id) {
+            return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
+        }
+    }
+    Look::Unclear
 }

@@ -132,7 +132,8 @@ impl Server {
     pub(crate) fn end(mut self) -> Result<(), String> {
         self.is_draining.set(true);
         while !self.task.run() {}
-        Ok(())
+        let table = self.table.take().expect("it has served");
+        table.check().map(drop).map_err(|error| format!("the table is damaged: {error:?}"))
     }
 }
 

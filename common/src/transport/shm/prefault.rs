@@ -44,8 +44,13 @@ pub(super) fn prefault(
     let (report, reports) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..threads {
-            let report = report.clone();
-            scope.spawn(|| populate_chunks(mapping, &next, &stop, report));
+            let (report, next, stop) = (report.clone(), &next, &stop);
+            thread::Builder::new()
+                .spawn_scoped(scope, move || populate_chunks(mapping, next, stop, report))
+                .map_err(|source| {
+                    stop.store(true, Ordering::Relaxed);
+                    PrefaultError { at_bytes: 0, source }
+                })?;
         }
         drop(report);
         let mut done = 0;

@@ -1,0 +1,74 @@
+//! The command line, as plain data: what was written, not yet what it means.
+
+use clap::Parser;
+
+/// The flags of `kv-server`. Each option is also an environment variable (`--max-clients`: `KV_MAX_CLIENTS`) and a key
+/// of the configuration file (`max-clients`); a flag wins over the environment, the environment over the file.
+#[derive(Clone, Debug, Default, Parser)]
+#[command(
+    name = "kv-server",
+    version,
+    about = "A key-value store whose GETs are reads of the server's memory, without its processor",
+    after_help = "Each option is also an environment variable (--max-clients: KV_MAX_CLIENTS) and a key of the \
+                  configuration file (max-clients = 100). A flag wins over the environment, the environment over the \
+                  file. When the server is ready it prints one line to standard output: \
+                  ready socket=PATH memory_bytes=N pid=N. Logs go to standard error.\n\n\
+                  Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed while running, 2 wrong options, 3 cannot start."
+)]
+pub struct Flags {
+    /// Size of the region that holds index and values, as 64GiB, 512MiB or plain bytes [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// Unix socket that clients connect to [default: $XDG_RUNTIME_DIR/kv.sock, else /tmp/kv-UID.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<String>,
+    /// Threads that serve requests [default: half of the processors]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<String>,
+    /// Pages of 2 MiB: auto (if there are enough), require, off [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub hugepages: Option<String>,
+    /// Keys that will be stored; sizes the index [default: derived from --memory]
+    #[arg(long, value_name = "N")]
+    pub expected_keys: Option<String>,
+    /// User that may connect besides the server's own and root: a number, or any; may be repeated
+    #[arg(long, value_name = "UID")]
+    pub allow_uid: Vec<String>,
+    /// Clients that may be connected at once [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub max_clients: Option<String>,
+    /// Least important log lines to write: error, warn, info, debug, trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Form of log lines: text, json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// Print the resulting configuration, with where each value comes from, and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+impl Flags {
+    /// The values that were given, by key.
+    pub(crate) fn values(&self) -> Vec<(&'static str, Vec<String>)> {
+        let single = |key, value: &Option<String>| value.clone().map(|value| (key, vec![value]));
+        let list = |key, values: &Vec<String>| (!values.is_empty()).then(|| (key, values.clone()));
+        [
+            single("memory", &self.memory),
+            single("socket", &self.socket),
+            single("workers", &self.workers),
+            single("hugepages", &self.hugepages),
+            single("expected-keys", &self.expected_keys),
+            list("allow-uid", &self.allow_uid),
+            single("max-clients", &self.max_clients),
+            single("log-level", &self.log_level),
+            single("log-format", &self.log_format),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}

@@ -1,0 +1,243 @@
+//! From a configuration to a running server, stage by stage.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kv_common::hello::Welcome;
+use kv_common::layout::{LINE_SLOTS, SEGMENT_BYTES, SEGMENT_LINES, superblock};
+use kv_common::limits::{KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
+use kv_common::transport::shm::channel::ChannelLayout;
+use kv_common::transport::shm::mapping::{CreateError, HUGEPAGE_BYTES, Pages, RegionMemory, create_region};
+use kv_common::transport::shm::owner::{OwnerError, OwnerKeeper};
+use kv_common::transport::shm::socket::{BindError, Listener};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tracing::{info, warn};
+
+use crate::accept::{Acceptor, Admission};
+use crate::clock::wall_clock_ns;
+use crate::config::{Allow, Config, format_size};
+use crate::descriptors::{TooFewDescriptors, make_room};
+use crate::running::{Running, ThreadEnd};
+use crate::shared::Shared;
+use crate::table::{Table, TableConfig, TableError};
+use crate::worker::Worker;
+
+/// How often the progress of a long stage is logged.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It cannot listen on its socket.
+    #[error("cannot listen: {0}")]
+    Bind(#[from] BindError),
+    /// The region's memory cannot be had.
+    #[error("no memory for the region: {0}")]
+    Memory(#[from] CreateError),
+    /// The region cannot hold the table that was asked for.
+    #[error("cannot make the table: {0}")]
+    Table(#[from] TableError),
+    /// Clients could not notice its end.
+    #[error("cannot mark the region: {0}")]
+    Owner(#[from] OwnerError),
+    /// It may have too few descriptors.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
+    /// The system refused something else.
+    #[error("cannot {step}: {source}")]
+    Os {
+        /// What was tried.
+        step: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn os(step: &'static str) -> impl Fn(io::Error) -> StartError {
+    move |source| StartError::Os { step, source }
+}
+
+/// Starts a server. When this returns, clients can connect.
+///
+/// # Errors
+/// [`StartError`]; nothing is left behind then.
+pub fn start(config: Config) -> Result<Running, StartError> {
+    let began = Instant::now();
+    let clients_max = make_room(config.max_clients)?;
+    // First what fails fast: somebody else may be there. Who connects before all is ready waits.
+    let listener = Listener::bind(&config.socket, socket_mode(&config.allow))?;
+    let memory = map_region(&config)?;
+    let table = make_table(&config, &memory)?;
+    let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
+    let shared = Arc::new(Shared::new(config.workers, clients_max).map_err(os("make an eventfd"))?);
+    log_block(&config, clients_max, &memory, &table, began.elapsed());
+    let admission = admission(&config, memory, &table);
+    let (report, ended) = mpsc::channel();
+    let running = Running::new(config, Arc::clone(&shared), Arc::clone(&table), owner, ended);
+    start_threads(running, listener, admission, &report)
+}
+
+/// Who may connect must be able to open the socket; SO_PEERCRED decides the rest.
+fn socket_mode(allow: &Allow) -> u32 {
+    match allow {
+        Allow::Users(users) if users.is_empty() => 0o600,
+        _ => 0o666,
+    }
+}
+
+fn map_region(config: &Config) -> Result<RegionMemory, StartError> {
+    let began = Instant::now();
+    info!(memory_bytes = config.memory_bytes, "mapping the region and making all its pages");
+    let mut last = began;
+    let memory = create_region(config.memory_bytes, config.hugepages, &mut |progress| {
+        if last.elapsed() >= PROGRESS_INTERVAL && progress.done_bytes < progress.total_bytes {
+            last = Instant::now();
+            let percent = progress.done_bytes * 100 / progress.total_bytes;
+            info!(percent, done_bytes = progress.done_bytes, "making pages");
+        }
+    })?;
+    if let Some(shortfall) = &memory.shortfall {
+        warn!("ordinary pages instead of hugepages, GETs are slower: {shortfall}");
+    }
+    info!(milliseconds = began.elapsed().as_millis() as u64, pages = %memory.pages, "region mapped and sealed");
+    Ok(memory)
+}
+
+fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, StartError> {
+    let began = Instant::now();
+    let mut random = [0u64; 3];
+    fill_random(&mut random).map_err(os("get random numbers"))?;
+    let [table_id, hash_seed, incarnation] = random;
+    let table_config = TableConfig {
+        workers: config.workers,
+        expected_keys: config.expected_keys,
+        page_bytes: page_bytes(memory.pages),
+        table_id,
+        hash_seed,
+        incarnation,
+        first_version: 1,
+        now_ns: wall_clock_ns(),
+    };
+    let table = Table::create(memory.words.clone(), &table_config)?;
+    info!(milliseconds = began.elapsed().as_millis() as u64, "table made");
+    Ok(table)
+}
+
+fn fill_random(words: &mut [u64]) -> io::Result<()> {
+    // The kernel gives up to 256 bytes whole once it is seeded.
+    let bytes = kv_common::region::bytes_of_mut(words);
+    let wanted = bytes.len();
+    let got = getrandom(bytes, GetRandomFlags::empty())?;
+    assert!(got == wanted, "getrandom(2) gives up to 256 bytes whole");
+    Ok(())
+}
+
+fn page_bytes(pages: Pages) -> u64 {
+    match pages {
+        Pages::Huge => HUGEPAGE_BYTES,
+        Pages::Ordinary { .. } => rustix::param::page_size() as u64,
+    }
+}
+
+fn admission(config: &Config, memory: RegionMemory, table: &Table) -> Admission {
+    let channel = ChannelLayout::default();
+    let region = table.region();
+    let welcome = Welcome {
+        session: 0,
+        table_id: region.load(superblock::TABLE_ID),
+        incarnation: region.load(superblock::INCARNATION),
+        region_bytes: region.len_words() as u64 * 8,
+        page_bytes: page_bytes(memory.pages),
+        ring_bytes: channel.ring_bytes(),
+        staging_bytes: channel.staging_bytes(),
+        requests_in_flight: REQUESTS_IN_FLIGHT_MAX as u32,
+        server_pid: std::process::id(),
+    };
+    let own_uid = rustix::process::geteuid().as_raw();
+    Admission { welcome, channel, region: memory.fd, allow: config.allow.clone(), own_uid }
+}
+
+fn start_threads(
+    mut running: Running,
+    listener: Listener,
+    admission: Admission,
+    report: &mpsc::Sender<ThreadEnd>,
+) -> Result<Running, StartError> {
+    for index in 0..running.shared.mailboxes.len() {
+        // Made on its thread, where it stays: it holds that thread's epoch.
+        let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
+        let (made, was_made) = mpsc::channel();
+        running.threads.push(spawn(format!("kv-worker-{index}"), report, move || {
+            match Worker::new(&shared, &table, index) {
+                Ok(worker) => {
+                    let _ = made.send(Ok(()));
+                    worker.run();
+                }
+                Err(error) => drop(made.send(Err(error))),
+            }
+        })?);
+        let broken = |gone| io::Error::other(gone);
+        was_made.recv().unwrap_or_else(|gone| Err(broken(gone))).map_err(os("start a worker"))?;
+    }
+    let acceptor = Acceptor::new(&running.shared, &running.table, listener, admission)
+        .map_err(os("watch the socket"))?;
+    running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
+    Ok(running)
+}
+
+fn spawn(
+    name: String,
+    report: &mpsc::Sender<ThreadEnd>,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, StartError> {
+    let end = ThreadEnd::reporter(name.clone(), report.clone());
+    let body = move || {
+        let _end = end;
+        body();
+    };
+    thread::Builder::new().name(name).spawn(body).map_err(os("start a thread"))
+}
+
+/// What a person wants to see when a server has started.
+fn log_block(config: &Config, clients_max: usize, memory: &RegionMemory, table: &Table, took: Duration) {
+    let region_bytes = table.region().len_words() as u64 * 8;
+    info!(version = env!("CARGO_PKG_VERSION"), pid = std::process::id(), "kv-server");
+    info!(
+        region_bytes,
+        size = %format_size(region_bytes),
+        segments = region_bytes / SEGMENT_BYTES,
+        pages = %memory.pages,
+        "region"
+    );
+    info!(
+        index_segments = table.index_segments(),
+        keys = keys_planned(table),
+        free_segments = table.free_segments(),
+        "index"
+    );
+    info!(socket = %config.socket.display(), workers = config.workers, clients_max, who = %who(&config.allow), "clients");
+    info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = VALUE_MAX_BYTES, "limits");
+    info!(milliseconds = took.as_millis() as u64, "started");
+}
+
+/// Keys that the index holds when three of four slots are full.
+fn keys_planned(table: &Table) -> u64 {
+    table.index_segments() * SEGMENT_LINES * LINE_SLOTS as u64 * 3 / 4
+}
+
+fn who(allow: &Allow) -> String {
+    let own_uid = rustix::process::geteuid().as_raw();
+    match allow {
+        Allow::Any => "everybody".to_owned(),
+        Allow::Users(users) => {
+            let mut users: Vec<u32> = users.iter().copied().chain([0, own_uid]).collect();
+            users.sort_unstable();
+            users.dedup();
+            let users: Vec<String> = users.iter().map(u32::to_string).collect();
+            format!("users {}", users.join(", "))
+        }
+    }
+}
