@@ -155,7 +155,10 @@ impl Oracle {
         let record = record.clone();
         match &back {
             Return::Found { version, bytes } => self.found(op, &record, *version, bytes),
-            Return::Absent if record.call == Call::Get && record.acknowledged > 0 => Err(format!(
+            Return::Absent
+                if record.call == Call::Get
+                    && record.acknowledged > 0
+                    && self.keys[record.key].is_single_writer => Err(format!(
                 "{}: absent, though it is never deleted and was stored before",
                 self.describe(op)
             )),

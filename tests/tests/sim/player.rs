@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Stats, Ticket, Value};
-use kv_common::probe::IdentityError;
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return};
@@ -24,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) oracle: RefCell<Oracle>,
     pub(crate) totals: RefCell<Totals>,
     pub(crate) life: Cell<u32>,
+    /// The server can be connected to.
+    pub(crate) is_up: Rc<Cell<bool>>,
     pub(crate) sessions: Cell<u64>,
     /// What was found wrong first.
     pub(crate) wrong: RefCell<Option<String>>,
@@ -117,7 +118,11 @@ impl Player {
         }
     }
 
+    /// A connection, once the server is up. None if it broke before it was of use.
     fn connect(&mut self) -> Option<Line> {
+        while !self.shared.is_up.get() {
+            self.sleep(100);
+        }
         let life = self.shared.life.get();
         let session = self.shared.sessions.get() + 1;
         self.shared.sessions.set(session);
@@ -136,11 +141,7 @@ impl Player {
                 }
                 Some(Line { client, link, life })
             }
-            // The server is being started, or gone.
-            Err(Error::Identity(IdentityError::Magic { .. }) | Error::Broken(_) | Error::Timeout { .. }) => {
-                self.sleep(100);
-                None
-            }
+            Err(Error::Broken(_) | Error::Timeout { .. }) => None,
             Err(error) => {
                 self.shared.wrong(format!("no connection: {error}"));
                 None

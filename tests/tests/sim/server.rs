@@ -89,8 +89,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server that will make its table when it runs first.
-    pub(crate) fn start(memory: &Memory, fabric: &Fabric, plan: &ServerPlan, rng: &mut Rng) -> Server {
+    /// A server that will make its table when it runs first, and then says in `is_up` that it can be connected to.
+    pub(crate) fn start(
+        memory: &Memory,
+        fabric: &Fabric,
+        plan: &ServerPlan,
+        rng: &mut Rng,
+        is_up: &Rc<Cell<bool>>,
+    ) -> Server {
         let made: Rc<Cell<Option<Arc<Table>>>> = Rc::default();
         let is_draining = Rc::new(Cell::new(false));
         let config = TableConfig {
@@ -104,13 +110,14 @@ impl Server {
             now_ns: 1,
         };
         let (words, mode, fabric) = (memory.words.clone(), Rc::clone(&memory.mode), fabric.clone());
-        let (table, draining, mut rng, idle_one_in) =
-            (Rc::clone(&made), Rc::clone(&is_draining), rng.fork(), plan.idle_one_in);
+        let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
+        let (mut rng, idle_one_in) = (rng.fork(), plan.idle_one_in);
         let task = Task::new(move || {
             mode.set(Stores::Making);
             let made = Table::create(words, &config).expect("the region fits a table");
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
+            is_up.set(true);
             serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, idle_one_in);
         });
         Server { task, table: made, is_draining }

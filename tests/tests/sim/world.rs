@@ -129,13 +129,14 @@ impl<'a> World<'a> {
             oracle: RefCell::new(Oracle::new(keys)),
             totals: RefCell::default(),
             life: Cell::new(0),
+            is_up: Rc::default(),
             sessions: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
         });
         let server_plan = ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) };
         memory.hook(&fabric);
-        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng));
+        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
         World {
             memory,
@@ -235,7 +236,8 @@ impl<'a> World<'a> {
         }
         match &mut self.server {
             None => {
-                self.server = Some(Server::start(self.memory, &self.fabric, &self.server_plan, &mut self.rng));
+                let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
+                self.server = Some(Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up));
             }
             Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
             Some(server) => server.run(),
@@ -244,6 +246,7 @@ impl<'a> World<'a> {
 
     fn kill(&mut self, now: u64) {
         self.kills += 1;
+        self.shared.is_up.set(false);
         if let Some(server) = self.server.take() {
             server.kill(self.memory);
         }
