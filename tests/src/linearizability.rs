@@ -162,13 +162,15 @@ impl<'a> Search<'a> {
         is_explained
     }
 
-    fn explain_by_write(&mut self, state: usize, mut candidates: Vec<usize>) -> bool {
+    fn explain_by_write(&mut self, state: usize, candidates: Vec<usize>) -> bool {
         if self.tried.len() > STATES_MAX || !self.tried.insert((self.set, state)) {
             return false;
         }
         // Those that are known to have happened first: the others need not happen at all.
-        candidates.sort_by_key(|&i| (self.ops[i].end.is_none(), i));
-        for i in candidates {
+        let (known, unknown): (Vec<usize>, Vec<usize>) =
+            candidates.iter().partition(|&&i| self.ops[i].end.is_some());
+        let unknown = unknown.into_iter().filter(|&i| self.helps(i, state, &candidates));
+        for i in known.iter().copied().chain(self.without_equals(unknown)) {
             let Some(next) = self.after(i, state) else { continue };
             self.set_done(i, true);
             if self.explain(next) {
@@ -177,6 +179,33 @@ impl<'a> Search<'a> {
             self.set_done(i, false);
         }
         false
+    }
+
+    /// Whether it can matter that a write of unknown outcome happens now: only if what comes right after it depends on
+    /// it. Taken out of any other place, it leaves an order that explains as much.
+    fn helps(&self, i: usize, state: usize, candidates: &[usize]) -> bool {
+        let Some(next) = self.after(i, state) else { return false };
+        candidates.iter().filter(|&&j| j != i).any(|&j| {
+            self.is_read_of(j, next)
+                || match &self.ops[j].kind {
+                    Kind::Delete { found } => next != ABSENT && *found == Some(true),
+                    Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
+                        next != ABSENT && version(&self.ops[next]) == Some(*expected)
+                    }
+                    _ => false,
+                }
+        })
+    }
+
+    /// Of deletes of unknown outcome, and of writes whose value nobody ever saw, one does as well as any other.
+    fn without_equals(&self, unknown: impl Iterator<Item = usize>) -> Vec<usize> {
+        let (mut has_delete, mut has_unseen) = (false, false);
+        let is_first = |&i: &usize| match &self.ops[i].kind {
+            Kind::Delete { .. } => !std::mem::replace(&mut has_delete, true),
+            Kind::Put { version: None, short: None } => !std::mem::replace(&mut has_unseen, true),
+            _ => true,
+        };
+        unknown.filter(is_first).collect()
     }
 
     /// Operations that can be next: none that is left over ended before they began.
