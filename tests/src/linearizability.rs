@@ -112,6 +112,8 @@ struct Search<'a> {
     before: Vec<Vec<usize>>,
     /// Writes that have certainly happened and whose version is known, by version.
     by_version: Vec<usize>,
+    /// Versions of which the write is known.
+    versions: HashSet<u64>,
     /// Sum over the operations done of a random number each: stands for their set.
     set: u128,
     tried: HashSet<(u128, usize)>,
@@ -137,6 +139,7 @@ impl<'a> Search<'a> {
             open,
             before: (0..ops.len()).map(before).collect(),
             by_version,
+            versions: ops.iter().filter_map(version).collect(),
             set: 0,
             tried: HashSet::new(),
             fewest_open: usize::MAX,
@@ -190,7 +193,7 @@ impl<'a> Search<'a> {
                 || match &self.ops[j].kind {
                     Kind::Delete { found } => next != ABSENT && *found == Some(true),
                     Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
-                        next != ABSENT && version(&self.ops[next]) == Some(*expected)
+                        next != ABSENT && self.can_have_version(next, *expected)
                     }
                     _ => false,
                 }
@@ -232,17 +235,20 @@ impl<'a> Search<'a> {
             Kind::GetShort { value, version: seen } => {
                 state != ABSENT
                     && short(&self.ops[state]).is_some_and(|short| short == value)
-                    && version(&self.ops[state]).is_none_or(|version| version == *seen)
+                    && self.can_have_version(state, *seen)
             }
             Kind::Delete { found } => *found == Some(false) && state == ABSENT,
             Kind::CompareAndSet { result: Some(CasResult::NotFound), .. } => state == ABSENT,
             Kind::CompareAndSet { result: Some(CasResult::Mismatch(seen)), expected, .. } => {
-                state != ABSENT
-                    && seen != expected
-                    && version(&self.ops[state]).is_none_or(|version| version == *seen)
+                state != ABSENT && seen != expected && self.can_have_version(state, *seen)
             }
             Kind::CompareAndSet { .. } | Kind::Put { .. } => false,
         }
+    }
+
+    /// Whether the write has this version, or may have it: nobody knows the version of the one or the write of the other.
+    fn can_have_version(&self, write: usize, seen: u64) -> bool {
+        version(&self.ops[write]).map_or(!self.versions.contains(&seen), |version| version == seen)
     }
 
     /// The state after operation `i`, if it is a write that can happen in `state`.
@@ -251,8 +257,8 @@ impl<'a> Search<'a> {
             Kind::Put { .. } => self.is_next_version(i).then_some(i),
             Kind::Delete { found } => (state != ABSENT && *found != Some(false)).then_some(ABSENT),
             Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
-                let has_version = state != ABSENT && version(&self.ops[state]) == Some(*expected);
-                (has_version && self.is_next_version(i)).then_some(i)
+                let is_expected = state != ABSENT && self.can_have_version(state, *expected);
+                (is_expected && self.is_next_version(i)).then_some(i)
             }
             _ => None,
         }

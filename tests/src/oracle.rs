@@ -140,7 +140,7 @@ impl Oracle {
         let (Call::Put { len_bytes } | Call::CompareAndSet { len_bytes, .. }) = record.call else {
             panic!("{:?} stores nothing", record.call)
         };
-        value::make(op.0 as u64, &self.keys[record.key].bytes, len_bytes)
+        value::make(op.0 as u32, &self.keys[record.key].bytes, len_bytes)
     }
 
     /// An operation ends. An error says why what it returned is wrong, whatever happens later.

@@ -16,6 +16,7 @@ mod server;
 mod tasks;
 mod world;
 
+use kv_common::adversary::Mutant;
 use world::{Totals, memory, play};
 
 fn env(name: &str) -> Option<u64> {
@@ -55,3 +56,46 @@ fn a_seed_determines_everything() {
         assert_eq!(play(&memory, seed, None), play(&memory, seed, None), "seed {seed}");
     }
 }
+
+/// Seeds within which the general simulation must find a deliberate fault.
+const MUTANT_SEEDS_MAX: u64 = 60;
+
+#[test]
+fn every_mutant_is_found() {
+    let memory = memory();
+    let mut alive = Vec::new();
+    for mutant in MUTANTS {
+        let found = (0..MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, play(&memory, seed, Some(mutant)).err()?)));
+        match found {
+            Some((seed, wrong)) => {
+                let wrong = wrong.lines().next().unwrap_or_default();
+                println!("{mutant:?}: seed {seed}: {}", &wrong[..wrong.len().min(160)]);
+            }
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "not found within {MUTANT_SEEDS_MAX} seeds: {alive:?}");
+}
+
+const MUTANTS: [Mutant; 20] = [
+    Mutant::SkipCheck,
+    Mutant::CheckWithoutPayload,
+    Mutant::CheckWithoutVersion,
+    Mutant::SkipKey,
+    Mutant::PrefixKey,
+    Mutant::SkipLive,
+    Mutant::OtherKeyIsMiss,
+    Mutant::DeadIsMiss,
+    Mutant::SkipOverflow,
+    Mutant::BelieveCachedMiss,
+    Mutant::UnboundedLength,
+    Mutant::SkipOwnWrites,
+    Mutant::AckBeforeStore,
+    Mutant::LiveBeforeDead,
+    Mutant::OldStaysAlive,
+    Mutant::SlotBeforeBlock,
+    Mutant::ForgetTombstone,
+    Mutant::InPlaceWithoutMark,
+    Mutant::ReuseWithoutEpoch,
+    Mutant::UnlinkMiddleOverflow,
+];
