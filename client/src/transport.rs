@@ -5,6 +5,11 @@ use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.
+// One per client, in place: a GET goes through it.
+#[cfg_attr(
+    feature = "adversary",
+    expect(clippy::large_enum_variant, reason = "the small one exists in tests only")
+)]
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     /// The simulated fabric of the tests.

@@ -70,8 +70,9 @@ pub fn mutant(_which: Mutant) -> bool {
     false
 }
 
+/// Called with the address of the word that is about to be stored.
 #[cfg(feature = "adversary")]
-type Hook = Rc<dyn Fn()>;
+type Hook = Rc<dyn Fn(usize)>;
 
 #[cfg(feature = "adversary")]
 thread_local! {
@@ -85,8 +86,8 @@ pub fn set_mutant(which: Option<Mutant>) {
     ACTIVE.set(which);
 }
 
-/// Calls `hook` before each store that this thread makes to shared words; `None` stops that. The hook is not called
-/// from within itself.
+/// Calls `hook` before each store that this thread makes to shared words, with the word's address; `None` stops that.
+/// The hook may suspend the coroutine that stores, and others may store meanwhile.
 #[cfg(feature = "adversary")]
 pub fn set_store_hook(hook: Option<Hook>) {
     HOOK.replace(hook);
@@ -95,10 +96,10 @@ pub fn set_store_hook(hook: Option<Hook>) {
 /// The scheduling point of the simulated fabric.
 #[cfg(feature = "adversary")]
 #[inline]
-pub(crate) fn before_store() {
-    let Some(hook) = HOOK.take() else { return };
-    hook();
-    HOOK.with_borrow_mut(|slot| {
-        slot.get_or_insert(hook);
-    });
+pub(crate) fn before_store(address: usize) {
+    // Not borrowed while it runs: it may suspend this coroutine, and another one stores.
+    let hook = HOOK.with_borrow(Clone::clone);
+    if let Some(hook) = hook {
+        hook(address);
+    }
 }

@@ -236,7 +236,7 @@ impl Words {
     #[inline]
     fn before_store(&self, _at: usize) {
         #[cfg(all(feature = "adversary", not(loom)))]
-        crate::adversary::before_store();
+        crate::adversary::before_store(self.base.as_ptr() as usize + _at * WORD_BYTES);
     }
 }
 

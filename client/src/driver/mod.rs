@@ -195,8 +195,10 @@ impl<T: Transport> Driver<T> {
         let late: Vec<usize> =
             self.ops.iter().filter(|(_, op)| op.deadline_ns <= now_ns).map(|(key, _)| key).collect();
         for key in late {
+            // A late write that ends lets GETs behind it go on, and those may be at their end at once.
+            let Some(op) = self.ops.get(key) else { continue };
+            let waited_ms = (now_ns - op.started_ns) / 1_000_000;
             self.stats.timeouts += 1;
-            let waited_ms = (now_ns - self.ops[key].started_ns) / 1_000_000;
             self.end_with_error(key, Error::Timeout { waited_ms });
         }
     }

@@ -13,6 +13,8 @@
 //!   READs took less than GRACE by the client's own clock.
 
 pub mod shm;
+#[cfg(feature = "adversary")]
+pub mod sim;
 
 use crate::layout::superblock;
 use crate::region::Words;
