@@ -28,7 +28,7 @@ fn some_files() -> Vec<(&'static OsStr, Vec<u8>)> {
     ]
 }
 
-fn args<'a>(command: &'a str, dir: &'a Path, more: &[&'a str]) -> Vec<&'a OsStr> {
+fn args<'a>(command: &'a str, dir: &'a Path, more: &'a [&'a str]) -> Vec<&'a OsStr> {
     let more = more.iter().map(OsStr::new);
     [OsStr::new(command), dir.as_os_str()].into_iter().chain(more).collect()
 }
