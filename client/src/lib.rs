@@ -78,6 +78,13 @@ pub struct Client {
     connection: Connection,
 }
 
+// A client may be handed to another thread. (The simulated fabric of the tests stays on one.)
+#[cfg(not(feature = "adversary"))]
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Client>();
+};
+
 /// What a client is connected to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
