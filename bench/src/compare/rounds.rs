@@ -13,7 +13,7 @@ use crate::runner::tally::Latencies;
 use crate::store::{Counters, Store};
 use crate::workload::WorkloadPlan;
 use crate::workload::latest::InsertCounter;
-use crate::workload::trace::Trace;
+use crate::workload::trace::{TOUCHED_STEPS, Trace};
 
 /// Contenders: the store, the peer, the floor.
 pub const CONTENDERS: usize = 3;
@@ -183,6 +183,9 @@ fn read_single<S: Store, K: Clock, const MODE: bool>(
     let mut value = Vec::with_capacity(contest.value_bytes);
     let zero = std::hint::black_box(0);
     for at in range {
+        if at.is_multiple_of(TOUCHED_STEPS) {
+            trace.touch(at);
+        }
         let key = trace.key_at(if MODE == SERIAL { at + zero_from(&value, zero) } else { at });
         let sampled = sample::<K, MODE>(at, clock);
         let found = store.read(key, &mut value);
@@ -213,6 +216,9 @@ fn read_batches<S: Store, K: Clock, const MODE: bool>(
     let zero = std::hint::black_box(0);
     for (number, at) in range.clone().step_by(contest.batch).enumerate() {
         let first = if MODE == SERIAL { at + zero_from(&out, zero) } else { at };
+        if number.is_multiple_of(TOUCHED_STEPS.div_ceil(contest.batch)) {
+            trace.touch(at);
+        }
         keys.clear();
         keys.extend((first..(first + contest.batch).min(range.end)).map(|at| trace.key_at(at)));
         let sampled = sample::<K, MODE>(number, clock);
