@@ -213,7 +213,7 @@ impl<'a> Search<'a> {
     /// Of deletes that have happened, the one that ended first does as well as any other that no operation of the same
     /// client waits for: exchanged for each other, both still lie between their starts and ends.
     fn without_later_deletes(&self, mut known: Vec<usize>) -> Vec<usize> {
-        let is_delete = |i: usize| matches!(self.ops[i].kind, Kind::Delete { .. });
+        let is_delete = |i: usize| matches!(self.ops[i].kind, Kind::Delete { found: Some(true) });
         let first = known.iter().copied().filter(|&i| is_delete(i)).min_by_key(|&i| self.ops[i].end);
         known.retain(|&i| !is_delete(i) || Some(i) == first || self.is_waited_for[i]);
         known
@@ -388,6 +388,13 @@ mod tests {
         };
         assert!(is_explained(&ops(1)));
         assert!(!is_explained(&ops(0)));
+    }
+
+    #[test]
+    fn deletes_of_a_key_that_is_not_there_do_not_stand_in_for_others() {
+        let delete = |found| Kind::Delete { found: Some(found) };
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 9, delete(true)), op(2, 4, 5, delete(false))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, delete(false)), op(2, 5, 6, delete(true))]));
     }
 
     #[test]
