@@ -126,7 +126,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn over(
-        transport: Box<dyn Transport>,
+        transport: Box<dyn Transport + Send>,
         session: u64,
         region_words: usize,
         options: &Options,
@@ -135,6 +135,6 @@ impl Client {
         let requests_in_flight = kv_common::limits::REQUESTS_IN_FLIGHT_MAX;
         let promise =
             Promise { session, region_words, requests_in_flight, table: None, server_pid: None, url, why };
-        open(AnyTransport::Sim(crate::transport::pinned::Pinned::new(transport)), promise, options)
+        open(AnyTransport::Sim(transport), promise, options)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
-    Sim(pinned::Pinned),
+    Sim(Box<dyn Transport + Send>),
 }
 
 macro_rules! each {
@@ -22,78 +22,9 @@ macro_rules! each {
         match $self {
             AnyTransport::Shm($transport) => $call,
             #[cfg(feature = "adversary")]
-            AnyTransport::Sim(pinned) => {
-                let $transport = &mut **pinned;
-                $call
-            }
+            AnyTransport::Sim($transport) => $call,
         }
     };
-    (ref $self:expr, $transport:ident => $call:expr) => {
-        match $self {
-            AnyTransport::Shm($transport) => $call,
-            #[cfg(feature = "adversary")]
-            AnyTransport::Sim(pinned) => {
-                let $transport = &**pinned;
-                $call
-            }
-        }
-    };
-}
-
-/// A client may move to another thread; a simulated transport may not, and panics there.
-#[cfg(feature = "adversary")]
-pub(crate) mod pinned {
-    #![allow(unsafe_code)]
-
-    use std::mem::ManuallyDrop;
-    use std::ops::{Deref, DerefMut};
-    use std::thread::{self, ThreadId};
-
-    use kv_common::transport::Transport;
-
-    pub(crate) struct Pinned {
-        owner: ThreadId,
-        transport: ManuallyDrop<Box<dyn Transport>>,
-    }
-
-    // SAFETY: the transport is touched, and dropped, by the thread that made it and by no other: every access asks
-    // `is_owner` first.
-    unsafe impl Send for Pinned {}
-
-    impl Pinned {
-        pub(crate) fn new(transport: Box<dyn Transport>) -> Pinned {
-            Pinned { owner: thread::current().id(), transport: ManuallyDrop::new(transport) }
-        }
-
-        fn is_owner(&self) -> bool {
-            thread::current().id() == self.owner
-        }
-    }
-
-    impl Deref for Pinned {
-        type Target = dyn Transport;
-        fn deref(&self) -> &(dyn Transport + 'static) {
-            assert!(self.is_owner(), "a simulated transport belongs to one thread");
-            &**self.transport
-        }
-    }
-
-    impl DerefMut for Pinned {
-        fn deref_mut(&mut self) -> &mut (dyn Transport + 'static) {
-            assert!(self.is_owner(), "a simulated transport belongs to one thread");
-            &mut **self.transport
-        }
-    }
-
-    impl Drop for Pinned {
-        fn drop(&mut self) {
-            // On another thread it is leaked: this is for tests.
-            if self.is_owner() {
-                // SAFETY: this is the only drop, and nothing uses the transport after it.
-                unsafe { ManuallyDrop::drop(&mut self.transport) }
-            }
-        }
-    }
 }
 
 impl Transport for AnyTransport {
@@ -112,12 +43,12 @@ impl Transport for AnyTransport {
     }
 
     fn reads_in_flight_max(&self) -> usize {
-        each!(ref self, transport => transport.reads_in_flight_max())
+        each!(self, transport => transport.reads_in_flight_max())
     }
 
     #[inline]
     fn prefetch(&self, at_word: usize, len_words: usize) {
-        each!(ref self, transport => transport.prefetch(at_word, len_words));
+        each!(self, transport => transport.prefetch(at_word, len_words));
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), SendError> {
@@ -133,14 +64,14 @@ impl Transport for AnyTransport {
     }
 
     fn now_ns(&self) -> u64 {
-        each!(ref self, transport => transport.now_ns())
+        each!(self, transport => transport.now_ns())
     }
 
     fn staging(&self) -> &Words {
-        each!(ref self, transport => transport.staging())
+        each!(self, transport => transport.staging())
     }
 
     fn name(&self) -> &'static str {
-        each!(ref self, transport => transport.name())
+        each!(self, transport => transport.name())
     }
 }
