@@ -301,10 +301,11 @@ fn compare_with<F: Factory>(
 /// Whether all required ratios were reached.
 fn limits(report: &CompareReport<'_>, required: &[Required]) -> Exit {
     let mut exit = Exit::Done;
-    for Required { peer, ratio } in required {
-        let found = report.ratio(peer).unwrap_or(0.0);
+    for Required { peer, serial, ratio } in required {
+        let found = report.ratio(peer, *serial).unwrap_or(0.0);
         if found < *ratio {
-            eprintln!("kv-bench: store / {peer} is {found:.3}, below the required {ratio}");
+            let how = if *serial { ", serial," } else { "" };
+            eprintln!("kv-bench: store / {peer}{how} is {found:.3}, below the required {ratio}");
             exit = Exit::Refused;
         }
     }

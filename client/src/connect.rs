@@ -126,7 +126,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn over(
-        transport: Box<dyn Transport>,
+        transport: Box<dyn Transport + Send>,
         session: u64,
         region_words: usize,
         options: &Options,

@@ -14,7 +14,7 @@ pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
-    Sim(Box<dyn Transport>),
+    Sim(Box<dyn Transport + Send>),
 }
 
 macro_rules! each {

@@ -183,21 +183,6 @@ impl Matches {
         }
     }
 
-    /// The same for the two lines of a window, of those that are present. One mask for both: which of the two lines a
-    /// key is in is as good as random, and a branch on it would be mispredicted half of the time.
-    #[inline]
-    pub fn add_window(&mut self, lines: [&[u64; LINE_SLOTS]; 2], is_present: [bool; 2], fingerprint: u16) {
-        let of_line =
-            |i: usize| match_mask(lines[i], fingerprint) & 0u32.wrapping_sub(u32::from(is_present[i]));
-        let mut mask = of_line(0) | of_line(1) << LINE_SLOTS;
-        while mask != 0 {
-            let at = mask.trailing_zeros() as usize;
-            let is_second = usize::from(at >= LINE_SLOTS);
-            self.add(Slot(lines[is_second][at - LINE_SLOTS * is_second]));
-            mask &= mask - 1;
-        }
-    }
-
     #[inline]
     fn add(&mut self, slot: Slot) {
         if let Some(free) = self.slots.get_mut(self.found as usize) {
@@ -229,6 +214,20 @@ fn match_mask(slots: &[u64; LINE_SLOTS], fingerprint: u16) -> u32 {
     mask
 }
 
+/// The first slot of two lines, of those that are present, that carries `fingerprint`. One mask for both: which of the
+/// two a key is in is as good as random, and a branch on it would be mispredicted half of the time.
+#[inline]
+pub fn first_match(lines: [&[u64; LINE_SLOTS]; 2], is_present: [bool; 2], fingerprint: u16) -> Option<Slot> {
+    let of_line = |i: usize| match_mask(lines[i], fingerprint) & 0u32.wrapping_sub(u32::from(is_present[i]));
+    let mask = of_line(0) | of_line(1) << LINE_SLOTS;
+    if mask == 0 {
+        return None;
+    }
+    let at = mask.trailing_zeros() as usize;
+    let is_second = usize::from(at >= LINE_SLOTS);
+    Some(Slot(lines[is_second][at - LINE_SLOTS * is_second]))
+}
+
 /// What lines that were read say about a key whose fingerprint is in none or some of their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineState {
@@ -253,8 +252,8 @@ pub fn judge_window(words: &[u64], hash: KeyHash, matches: &mut Matches) -> Line
     if !home.answers_for(hash) || !next.answers_for(hash) || home.is_overflow() || next.is_overflow() {
         return LineState::StaleDirectory;
     }
-    let lines = [line_slots(&words[..LINE_WORDS]), line_slots(&words[LINE_WORDS..])];
-    matches.add_window(lines, [true, true], hash.fingerprint());
+    matches.add_line(line_slots(&words[..LINE_WORDS]), hash.fingerprint());
+    matches.add_line(line_slots(&words[LINE_WORDS..]), hash.fingerprint());
     answers(home, home.is_moving() || next.is_moving())
 }
 

@@ -110,6 +110,8 @@ struct Search<'a> {
     open: usize,
     /// Writes of the same client that must have happened before, by operation.
     before: Vec<Vec<usize>>,
+    /// Operations that are in `before` of another.
+    is_waited_for: Vec<bool>,
     /// Writes that have certainly happened and whose version is known, by version.
     by_version: Vec<usize>,
     /// Versions of which the write is known.
@@ -133,12 +135,16 @@ impl<'a> Search<'a> {
         let mut by_version: Vec<usize> =
             (0..ops.len()).filter(|&i| ops[i].end.is_some() && version(&ops[i]).is_some()).collect();
         by_version.sort_by_key(|&i| version(&ops[i]));
+        let before: Vec<Vec<usize>> = (0..ops.len()).map(before).collect();
+        let mut is_waited_for = vec![false; ops.len()];
+        before.iter().flatten().for_each(|&i| is_waited_for[i] = true);
         let open = ops.iter().filter(|op| op.end.is_some()).count();
         Search {
             ops,
             is_done: vec![false; ops.len()],
             open,
-            before: (0..ops.len()).map(before).collect(),
+            before,
+            is_waited_for,
             by_version,
             versions: ops.iter().filter_map(version).collect(),
             set: 0,
@@ -176,7 +182,8 @@ impl<'a> Search<'a> {
         let (known, unknown): (Vec<usize>, Vec<usize>) =
             candidates.iter().partition(|&&i| self.ops[i].end.is_some());
         let unknown = unknown.into_iter().filter(|&i| self.helps(i, state, &candidates));
-        for i in known.iter().copied().chain(self.without_equals(unknown)) {
+        let unknown = self.without_equals(unknown);
+        for i in self.without_later_deletes(known).into_iter().chain(unknown) {
             let Some(next) = self.after(i, state) else { continue };
             self.set_done(i, true);
             if self.explain(next) {
@@ -201,6 +208,15 @@ impl<'a> Search<'a> {
                     _ => false,
                 }
         })
+    }
+
+    /// Of deletes that have happened, the one that ended first does as well as any other that no operation of the same
+    /// client waits for: exchanged for each other, both still lie between their starts and ends.
+    fn without_later_deletes(&self, mut known: Vec<usize>) -> Vec<usize> {
+        let is_delete = |i: usize| matches!(self.ops[i].kind, Kind::Delete { found: Some(true) });
+        let first = known.iter().copied().filter(|&i| is_delete(i)).min_by_key(|&i| self.ops[i].end);
+        known.retain(|&i| !is_delete(i) || Some(i) == first || self.is_waited_for[i]);
+        known
     }
 
     /// Of deletes of unknown outcome, and of writes whose value nobody ever saw, one does as well as any other.
@@ -372,6 +388,13 @@ mod tests {
         };
         assert!(is_explained(&ops(1)));
         assert!(!is_explained(&ops(0)));
+    }
+
+    #[test]
+    fn deletes_of_a_key_that_is_not_there_do_not_stand_in_for_others() {
+        let delete = |found| Kind::Delete { found: Some(found) };
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 9, delete(true)), op(2, 4, 5, delete(false))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, delete(false)), op(2, 5, 6, delete(true))]));
     }
 
     #[test]

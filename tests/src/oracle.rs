@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use crate::linearizability::{self, CasResult, Kind, Op, Verdict};
 use crate::value;
 
+/// How the error of a check begins that found neither an order nor that there is none.
+pub const UNDECIDED: &str = "undecided";
+
 /// Names an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpId(usize);
@@ -259,14 +262,16 @@ impl Oracle {
             checked.unknown += ops.iter().filter(|op| op.end.is_none()).count() as u64;
             match linearizability::check(&ops) {
                 Verdict::Explained => {}
-                verdict => {
-                    let recent = names.len().saturating_sub(4);
+                Verdict::GivenUp(states) => {
+                    return Err(format!("{UNDECIDED}: key {key} in life {life}, after {states} states"));
+                }
+                Verdict::Impossible(furthest) => {
+                    let bytes = String::from_utf8_lossy(&self.keys[key].bytes);
                     return Err(format!(
-                        "key {key} ({:?}) in life {life} has no linearization: {verdict:?} (last operations {:?})",
-                        self.keys[key],
-                        &names[recent..]
-                    )
-                    .replace("\\n", "\n"));
+                        "no order explains the operations on key {key} ({bytes:?}) in life {life}: {furthest}\n  \
+                         the last of these are operations {:?}",
+                        &names[names.len().saturating_sub(4)..]
+                    ));
                 }
             }
         }

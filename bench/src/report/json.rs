@@ -75,6 +75,9 @@ pub struct RunJson {
     pub error: Option<String>,
     /// Where the times come from.
     pub clock: &'static str,
+    /// With `compare`: throughput when every read needs the value of the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial_throughput_ops_per_s: Option<f64>,
     /// Results of others in the same run, with `compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<BTreeMap<&'static str, PeerJson>>,
@@ -110,6 +113,10 @@ pub struct PeerJson {
     pub ratio_min: f64,
     /// Largest of these ratios.
     pub ratio_max: f64,
+    /// Throughput when every read needs the value of the one before, median over the rounds.
+    pub serial_throughput_ops_per_s: f64,
+    /// The store's serial throughput divided by this one's, median over the rounds.
+    pub serial_ratio: f64,
     /// Latency of sampled operations.
     pub latency_ns: Option<LatencyNs>,
 }
@@ -179,6 +186,7 @@ impl RunJson {
             store: report.facts.iter().cloned().collect(),
             error: tally.fatal.as_ref().map(ToString::to_string),
             clock: report.clock,
+            serial_throughput_ops_per_s: None,
             peers: None,
             puts: None,
         }

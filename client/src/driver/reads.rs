@@ -70,10 +70,9 @@ impl<T: Transport> Driver<T> {
         }
         self.stats.index_cache_lookups += 1;
         let home = self.view.home(hash);
-        let matches = self.cache.find(home, hash);
         // Whatever is read from here on is at least as new as what the cache was learned under.
         let place_epoch = self.cache.place_epoch();
-        let slot = matches.slots().first().copied();
+        let slot = self.cache.first_in_window(home, hash);
         let Some((slot, len_words)) = slot.and_then(|slot| Some((slot, self.view.block_words(slot)?))) else {
             let mut get = Get::new(hash);
             let action = self.step(&mut get, None, place_epoch);
@@ -92,7 +91,7 @@ impl<T: Transport> Driver<T> {
             self.count_get(Some(true));
             return Ok(GetNow::Found { version, value });
         }
-        let mut get = Get::at_cached_block(hash, home, matches, place_epoch);
+        let mut get = Get::at_cached_block(hash, home, self.cache.find(home, hash), place_epoch);
         let action = self.step(&mut get, Some((key, len_words)), epoch_now);
         self.run_now(key, get, action)
     }

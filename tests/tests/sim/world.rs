@@ -105,6 +105,8 @@ struct World<'a> {
     server_sleeps_until: u64,
     actors: Vec<Actor>,
     plans: Vec<PlayerPlan>,
+    /// Once in so many of its turns the server loses the processor for long.
+    preempt_one_in: u64,
     break_one_in: u64,
     kill_one_in: u64,
     kills: u64,
@@ -120,7 +122,7 @@ impl<'a> World<'a> {
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
         };
-        let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, Rc::new(pause));
+        let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
         let (hash_seed, plans, keys) = draw_players(&mut rng);
         let block_bytes = draw_classes(&mut rng);
         let shared = Rc::new(Shared {
@@ -131,6 +133,7 @@ impl<'a> World<'a> {
             life: Cell::new(0),
             is_up: Rc::default(),
             sessions: Cell::new(0),
+            is_growing: Cell::new(true),
             wrong: RefCell::default(),
             block_bytes,
         });
@@ -138,6 +141,7 @@ impl<'a> World<'a> {
         memory.hook(&fabric);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
+        let preempt_one_in = rng.pick(&[0, 30, 300, 3000]);
         World {
             memory,
             rng,
@@ -148,6 +152,7 @@ impl<'a> World<'a> {
             server_sleeps_until: 0,
             actors: Vec::new(),
             plans,
+            preempt_one_in,
             break_one_in,
             kill_one_in,
             kills: 0,
@@ -213,9 +218,6 @@ impl<'a> World<'a> {
             }
         }
         let now = self.fabric.now_step();
-        if self.rng.one_in(20_000) {
-            self.server_sleeps_until = now + self.rng.below(20_000);
-        }
         if self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
@@ -240,7 +242,13 @@ impl<'a> World<'a> {
                 self.server = Some(Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up));
             }
             Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
-            Some(server) => server.run(),
+            Some(server) => {
+                server.run();
+                if self.rng.one_in(self.preempt_one_in) {
+                    let steps = self.rng.pick(&[20, 200, 200, 2000]);
+                    self.server_sleeps_until = now + self.rng.below(steps);
+                }
+            }
         }
     }
 
@@ -271,6 +279,7 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
     let keys = keys.collect();
     let (pipelined_percent, gets_percent) = (rng.pick(&[0, 40, 90]), rng.pick(&[30, 50, 70]));
+    let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
     let operations = 200 + rng.below(600);
     let plans = (0..clients).map(|client| PlayerPlan {
         number: client as u32,
@@ -293,6 +302,8 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         depth: rng.pick(&[2, 8, 40]),
         pipelined_percent,
         gets_percent,
+        turn_one_in,
+        sleep_one_in,
     });
     (hash_seed, plans.collect(), keys)
 }

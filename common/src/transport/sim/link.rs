@@ -203,7 +203,7 @@ impl SimTransport {
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Link, &mut Rng, &Context) -> R) -> R {
-        let state = &mut *self.fabric.state.borrow_mut();
+        let state = &mut *self.fabric.state();
         let State { rng, weather, step, region, now_ns, links, .. } = state;
         let link = links[self.link].as_mut().expect("a link lives as long as its client's end");
         act(link, rng, &Context { weather, step: *step, region, now_ns: *now_ns })
@@ -274,7 +274,7 @@ impl Transport for SimTransport {
             link.reads.push(read);
             link.reads.last().map_or(u64::MAX, |read| read.due_step)
         });
-        let state = &mut *self.fabric.state.borrow_mut();
+        let state = &mut *self.fabric.state();
         state.next_read_step = state.next_read_step.min(due);
     }
 
@@ -331,7 +331,7 @@ impl Transport for SimTransport {
 
 impl Drop for SimTransport {
     fn drop(&mut self) {
-        let state = &mut *self.fabric.state.borrow_mut();
+        let state = &mut *self.fabric.state();
         if let Some(link) = &mut state.links[self.link] {
             link.is_closed = true;
             link.reads.clear();

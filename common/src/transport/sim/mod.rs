@@ -14,8 +14,7 @@ mod link;
 mod reads;
 mod rng;
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::region::{WORD_BYTES, Words};
 use crate::transport::Broken;
@@ -75,8 +74,9 @@ pub struct Received {
 /// The fabric. Clones are the same fabric.
 #[derive(Clone)]
 pub struct Fabric {
-    state: Rc<RefCell<State>>,
-    pause: Rc<dyn Fn()>,
+    /// Locked and not borrowed, so that clients over it may be sent to other threads, as real ones may.
+    state: Arc<Mutex<State>>,
+    pause: fn(),
 }
 
 struct State {
@@ -95,7 +95,7 @@ struct State {
 
 impl Fabric {
     /// A fabric over the server's `region`.
-    pub fn new(region: Words, rng: Rng, weather: Weather, pause: Rc<dyn Fn()>) -> Fabric {
+    pub fn new(region: Words, rng: Rng, weather: Weather, pause: fn()) -> Fabric {
         let state = State {
             region_base: region.address_of(0),
             region,
@@ -108,23 +108,28 @@ impl Fabric {
             counts: FabricCounts::default(),
             trace: 0,
         };
-        Fabric { state: Rc::new(RefCell::new(state)), pause }
+        Fabric { state: Arc::new(Mutex::new(state)), pause }
+    }
+
+    /// Also after a panic that the simulation is about to report.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets one step of time go by.
     pub fn step(&self) {
-        self.state.borrow_mut().advance();
+        self.state().advance();
     }
 
     /// Steps gone by.
     pub fn now_step(&self) -> u64 {
-        self.state.borrow().step
+        self.state().step
     }
 
     /// A store to the word at `address` comes next: words of READs in flight are fetched before it, and others may run.
     pub fn before_store(&self, address: usize) {
         let is_switch = {
-            let state = &mut *self.state.borrow_mut();
+            let state = &mut *self.state();
             let word = address.wrapping_sub(state.region_base) / WORD_BYTES;
             if word >= state.region.len_words() {
                 return;
@@ -145,7 +150,7 @@ impl Fabric {
 
     /// Opens a connection.
     pub fn connect(&self, flavour: Flavour, session: u64, staging: Words) -> SimTransport {
-        let state = &mut *self.state.borrow_mut();
+        let state = &mut *self.state();
         let capacity = state.rng.pick(&[1, 4, 64, 64]);
         state.links.push(Some(Link::new(session, staging.clone(), capacity)));
         SimTransport::new(self.clone(), state.links.len() - 1, flavour, staging)
@@ -154,12 +159,12 @@ impl Fabric {
     /// Breaks a connection: every READ in flight fails, answers are lost, and requests under way are lost or will still
     /// be carried out.
     pub fn break_link(&self, link: usize, broken: Broken) {
-        self.state.borrow_mut().break_link(link, broken);
+        self.state().break_link(link, broken);
     }
 
     /// Breaks all connections, as the server's end does. No request is carried out later.
     pub fn break_all(&self, broken: Broken) {
-        let state = &mut *self.state.borrow_mut();
+        let state = &mut *self.state();
         for link in 0..state.links.len() {
             state.break_link(link, broken.clone());
             state.drop_requests(link);
@@ -168,29 +173,29 @@ impl Fabric {
 
     /// Connections that are up.
     pub fn links_up(&self) -> Vec<usize> {
-        let state = self.state.borrow();
+        let state = self.state();
         let is_up = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.is_up());
         (0..state.links.len()).filter(|&i| is_up(&state.links[i])).collect()
     }
 
     /// A request that has arrived at the server, of any connection.
     pub fn receive(&self) -> Option<Received> {
-        self.state.borrow_mut().receive()
+        self.state().receive()
     }
 
     /// True if requests are under way.
     pub fn has_requests(&self) -> bool {
-        self.state.borrow().links.iter().flatten().any(Link::has_requests)
+        self.state().links.iter().flatten().any(Link::has_requests)
     }
 
     /// Sends a reply; it is lost if the connection is broken.
     pub fn reply(&self, link: usize, message: Vec<u8>) {
-        self.state.borrow_mut().reply(link, message);
+        self.state().reply(link, message);
     }
 
     /// Whether a store hit a READ that was served at once since this was asked last, of this connection.
     pub fn take_raced(&self, link: usize) -> bool {
-        let state = &mut *self.state.borrow_mut();
+        let state = &mut *self.state();
         let raced = state.links[link].as_mut().is_some_and(Link::take_raced);
         state.counts.racing_gets += raced as u64;
         raced
@@ -198,12 +203,12 @@ impl Fabric {
 
     /// What happened so far.
     pub fn counts(&self) -> FabricCounts {
-        self.state.borrow().counts
+        self.state().counts
     }
 
     /// A hash of everything that happened so far: equal seeds have equal ones.
     pub fn trace(&self) -> u64 {
-        self.state.borrow().trace
+        self.state().trace
     }
 }
 
