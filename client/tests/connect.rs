@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kv_client::{Broken, Client, Error, Options, Refusal};
+use kv_client::{Broken, Client, Error, Options, Outcome, Refusal};
 use kv_common::hello::{Answer, HelloRefusal, Welcome};
 use kv_common::layout::superblock;
 use kv_common::transport::shm::channel::{ChannelLayout, ServerEnd};
@@ -203,6 +203,42 @@ fn a_superblock_that_no_server_writes_is_refused() {
     }
 }
 
+fn pop(end: &mut ServerEnd) {
+    while end.requests.try_pop(&mut Vec::new()).unwrap().is_none() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_get_waits_for_the_writes_before_it_and_not_for_those_behind() {
+    let backing = &Backing::new();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    connect_to(
+        move |mut stream| {
+            backing.admit(&stream, backing.welcome());
+            let mut end = backing.layout.server_end(&backing.channel.words);
+            pop(&mut end);
+            pop(&mut end);
+            // The second PUT is never answered.
+            push(&mut end, &Reply::new(1, Status::Done, 1));
+            let _ = stream.write(&[0]);
+            let _ = is_done.recv();
+        },
+        &Options { timeout: Duration::from_secs(5), ..Options::default() },
+        |client| {
+            let mut client = client.unwrap();
+            let first = client.submit_put(b"key", b"first").unwrap();
+            let get = client.submit_get(b"key").unwrap();
+            client.submit_put(b"key", b"second").unwrap();
+            assert_eq!(client.wait().unwrap().unwrap().ticket, first);
+            let read = client.wait().unwrap().unwrap();
+            // What is played here stores nothing.
+            assert_eq!((read.ticket, read.outcome), (get, Outcome::Get(Ok(None))));
+            drop(done);
+        },
+    );
+}
+
 /// What a server says to the first request, in place of an answer.
 type Nonsense = fn(&mut ServerEnd);
 
@@ -230,10 +266,7 @@ fn nonsense_from_a_server_breaks_the_connection_and_nothing_else() {
             move |mut stream| {
                 backing.admit(&stream, backing.welcome());
                 let mut end = backing.layout.server_end(&backing.channel.words);
-                let mut message = Vec::new();
-                while end.requests.try_pop(&mut message).unwrap().is_none() {
-                    thread::yield_now();
-                }
+                pop(&mut end);
                 nonsense(&mut end);
                 // The client may sleep by now.
                 let _ = stream.write(&[0]);
