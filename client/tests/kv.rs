@@ -279,7 +279,7 @@ fn a_stopped_server_ends_commands_with_3_by_their_deadline_and_a_killed_one_at_o
     assert!(ask("put key value").starts_with("version "));
     server.signal(Signal::STOP);
     let began = std::time::Instant::now();
-    for args in [&["get", "key"][..], &["put", "key", "other"], &["ping"]] {
+    for args in [&["get", "key"][..], &["put", "key", "other"], &["stat"]] {
         run(kv().args(["--timeout-ms", "300", "--url"]).arg(&socket).args(args), b"")
             .assert(3, "no connection");
     }
