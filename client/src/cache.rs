@@ -12,7 +12,7 @@
 use kv_common::hash::KeyHash;
 use kv_common::layout::{Header, LINE_BYTES, LINE_SLOTS, LineNumber, Slot};
 use kv_common::limits::OVERFLOW_CHAIN_MAX;
-use kv_common::probe::{Matches, line_slots};
+use kv_common::probe::{Matches, first_match, line_slots};
 use kv_common::region::prefetch_line;
 use kv_common::wire::IndexHint;
 use memmap2::{Advice, MmapMut, MmapOptions};
@@ -77,26 +77,37 @@ impl IndexCache {
         }
     }
 
-    /// Slots that match, in the cached lines of a home: the window and its overflow lines.
+    /// The first slot that matches in the cached lines of a home's window: nearly always the one.
     #[inline]
+    pub(crate) fn first_in_window(&self, home: LineNumber, hash: KeyHash) -> Option<Slot> {
+        let (lines, is_present) = self.window(home);
+        first_match(lines.map(|entry| &entry.slots), is_present, hash.fingerprint())
+    }
+
+    /// All slots that match, in the cached lines of a home: the window and its overflow lines.
     pub(crate) fn find(&self, home: LineNumber, hash: KeyHash) -> Matches {
-        let entries = self.entries();
-        let first = &entries[self.position(home)];
-        let second = &entries[self.position(home.next())];
-        prefetch_line(second);
-        let mut matches = Matches::none();
+        let ([first, second], is_present) = self.window(home);
         let fingerprint = hash.fingerprint();
-        let has_first = first.tag & self.tag_mask() == self.tag(home);
-        if has_first {
-            matches.add_line(&first.slots, fingerprint);
+        let mut matches = Matches::none();
+        for (line, is_present) in [first, second].into_iter().zip(is_present) {
+            if is_present {
+                matches.add_line(&line.slots, fingerprint);
+            }
         }
-        if second.tag & self.tag_mask() == self.tag(home.next()) {
-            matches.add_line(&second.slots, fingerprint);
-        }
-        if has_first && matches.is_empty() && first.tag >> 48 != 0 {
+        if is_present[0] && matches.is_empty() && first.tag >> 48 != 0 {
             self.find_overflow(home, (first.tag >> 48) as u16, fingerprint, &mut matches);
         }
         matches
+    }
+
+    /// The entries of a window, and which of them hold its lines.
+    #[inline]
+    fn window(&self, home: LineNumber) -> ([&Entry; 2], [bool; 2]) {
+        let entries = self.entries();
+        let lines = [&entries[self.position(home)], &entries[self.position(home.next())]];
+        prefetch_line(lines[1]);
+        let is_present = |entry: &Entry, line| entry.tag & self.tag_mask() == self.tag(line);
+        (lines, [is_present(lines[0], home), is_present(lines[1], home.next())])
     }
 
     #[cold]

@@ -2,11 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kv_common::endpoint::Endpoint;
 use kv_common::hello::{Answer, Descriptor, WELCOME_DESCRIPTORS, Welcome};
 use kv_common::layout::superblock;
+use kv_common::limits::TIMEOUT_MAX_NS;
 use kv_common::transport::Transport;
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::client::ShmTransport;
@@ -41,12 +42,16 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
 
 /// Hello, answer, and the memory that came with it.
 fn connect_shm(path: &Path, options: &Options) -> Result<(Welcome, ShmTransport), String> {
-    let deadline = Instant::now() + options.timeout;
+    let deadline = Instant::now() + options.timeout.min(Duration::from_nanos(TIMEOUT_MAX_NS));
     let stream = socket::connect(path, deadline).map_err(|error| error.to_string())?;
     let hello = kv_common::hello::Hello::ours().encode();
-    hello::send_hello(&stream, &hello, &[], deadline).map_err(|error| error.to_string())?;
-    let answer =
-        hello::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline).map_err(|error| error.to_string())?;
+    // A server that does not want this client may answer and close before it was asked: its reason counts for more
+    // than the failure to send.
+    let sent = hello::send_hello(&stream, &hello, &[], deadline);
+    let answer = match (hello::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline), sent) {
+        (Ok(answer), _) => answer,
+        (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.to_string()),
+    };
     let welcome = match Answer::decode(&answer.bytes) {
         Ok(Answer::Welcome(welcome)) => welcome,
         Ok(Answer::Refused(refusal)) => return Err(format!("the server refused the connection: {refusal}")),
@@ -84,7 +89,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
     let driver_options = DriverOptions {
         session: promise.session,
         requests_in_flight: promise.requests_in_flight,
-        timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX),
+        timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX).min(TIMEOUT_MAX_NS),
         index_cache_bytes: options.index_cache_bytes,
     };
     let mut driver = Driver::new(transport, promise.region_words, &driver_options)?;
@@ -121,7 +126,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn over(
-        transport: Box<dyn Transport>,
+        transport: Box<dyn Transport + Send>,
         session: u64,
         region_words: usize,
         options: &Options,

@@ -100,8 +100,18 @@ impl Get {
         }
     }
 
+    /// A GET whose first match in the index cache has been read; go on with those words.
+    pub(crate) fn at_cached_block(
+        hash: KeyHash,
+        home: LineNumber,
+        matches: Matches,
+        place_epoch: u64,
+    ) -> Get {
+        let phase = Phase::Block { slot: matches.slots()[0], is_cached: true };
+        Get { home, phase, matches, tried: 1, place_epoch, ..Get::new(hash) }
+    }
+
     /// Begins, or begins again with a new directory.
-    #[inline]
     pub(crate) fn start(&mut self, cx: &mut Context) -> Action {
         self.home = cx.view.home(self.hash);
         if cx.cache.place_epoch() != cx.place_epoch {
@@ -120,7 +130,6 @@ impl Get {
     }
 
     /// Goes on with the words that the last `Read` brought.
-    #[inline]
     pub(crate) fn words(&mut self, key: &[u8], words: &[u64], cx: &mut Context) -> Action {
         match self.phase {
             Phase::Block { slot, is_cached } => self.on_block(key, words, slot, is_cached, cx),
@@ -129,7 +138,6 @@ impl Get {
         }
     }
 
-    #[inline]
     fn on_block(
         &mut self,
         key: &[u8],
@@ -284,7 +292,6 @@ impl Get {
         read(self.home.sibling(self.next).word(), LINE_WORDS, cx)
     }
 
-    #[inline]
     fn read_match(&mut self, cx: &mut Context, is_cached: bool) -> Action {
         let slot = self.matches.slots()[self.tried];
         self.tried += 1;
@@ -299,7 +306,6 @@ impl Get {
     }
 }
 
-#[inline]
 fn read(at_word: usize, len_words: usize, cx: &mut Context) -> Action {
     cx.stats.reads += 1;
     cx.stats.read_bytes += len_words as u64 * 8;

@@ -17,7 +17,8 @@
 //! also those it has submitted and not yet waited for.
 //!
 //! # Errors
-//! No call waits longer than [`Options::timeout`]. A write that was sent and not answered ends as
+//! No operation waits longer than [`Options::timeout`]; calls that make many ([`Client::multi_get`],
+//! [`Client::warm_up`]) may wait that long for each. A write that was sent and not answered ends as
 //! [`Error::OutcomeUnknown`]: it may have happened. Every other error means that nothing was changed.
 //!
 //! # Threads and processes
@@ -76,6 +77,13 @@ pub struct Client {
     fork: ForkGuard,
     connection: Connection,
 }
+
+// A client may be handed to another thread. (The simulated fabric of the tests stays on one.)
+#[cfg(not(feature = "adversary"))]
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Client>();
+};
 
 /// What a client is connected to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,17 +171,19 @@ impl Client {
         match self.driver.get_now(key)? {
             GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
             GetNow::Absent => Ok(None),
-            GetNow::Submit => self.get_submitted(key, visit),
+            GetNow::Ask => self.driver.submit_ask(key).and_then(|ticket| self.get_submitted(ticket, visit)),
+            GetNow::Submit => {
+                self.driver.submit_get(key).and_then(|ticket| self.get_submitted(ticket, visit))
+            }
         }
     }
 
     #[cold]
     fn get_submitted<R>(
         &mut self,
-        key: &[u8],
+        ticket: Ticket,
         visit: impl FnOnce(&[u8], Version) -> R,
     ) -> Result<Option<R>, Error> {
-        let ticket = self.driver.submit_get(key)?;
         let Outcome::Get(result) = self.driver.wait_for(ticket) else { unreachable!("a GET ends as a GET") };
         Ok(result?.map(|value| visit(&value.bytes, value.version)))
     }
@@ -214,15 +224,11 @@ impl Client {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));
                     }
                     Ok(GetNow::Absent) => visit(index, Ok(None)),
-                    Ok(GetNow::Submit) => {
-                        let value = self.get_submitted(key, |bytes, version| (bytes.to_vec(), version));
-                        match value {
-                            Ok(found) => visit(
-                                index,
-                                Ok(found.as_ref().map(|(bytes, version)| (&bytes[..], *version))),
-                            ),
-                            Err(error) => visit(index, Err(error)),
-                        }
+                    Ok(GetNow::Ask | GetNow::Submit) => {
+                        let value = self.get(key);
+                        let found =
+                            value.as_ref().map(|found| found.as_ref().map(|v| (&v.bytes[..], v.version)));
+                        visit(index, found.map_err(Clone::clone));
                     }
                     Err(error) => visit(index, Err(error)),
                 }

@@ -5,11 +5,16 @@ use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.
+// One per client, in place: a GET goes through it.
+#[cfg_attr(
+    feature = "adversary",
+    expect(clippy::large_enum_variant, reason = "the small one exists in tests only")
+)]
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
-    Sim(Box<dyn Transport>),
+    Sim(Box<dyn Transport + Send>),
 }
 
 macro_rules! each {
@@ -26,6 +31,11 @@ impl Transport for AnyTransport {
     #[inline]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         each!(self, transport => transport.read_now(at_word, out))
+    }
+
+    #[inline]
+    fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
+        each!(self, transport => transport.guard_now())
     }
 
     fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {

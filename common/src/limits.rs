@@ -20,7 +20,7 @@ pub const REGION_MAX_BYTES: u64 = 1 << (layout::PLACE_BITS + layout::GRANULE_BYT
 /// Workers that a server may have: each owns an intent record and a counter page of the superblock.
 pub const WORKERS_MAX: usize = 64;
 
-/// Clients of one server at once; each costs a descriptor or four and a ring. `--max-clients` may lower it.
+/// Clients of one server at once; each costs the server a descriptor and a channel. `--max-clients` may lower it.
 pub const CLIENTS_MAX: usize = 4096;
 
 /// Overflow lines that one home may chain. The hash seed is known to every client, so someone can make keys that share
@@ -39,9 +39,6 @@ pub const INLINE_VALUE_MAX_BYTES: usize = 8 << 10;
 /// Bytes of value in one message of a GET answered by the server.
 pub const REPLY_CHUNK_BYTES: usize = 8 << 10;
 
-/// Bytes of the longest message: the larger header, the longest key, the largest inline value.
-pub const MESSAGE_MAX_BYTES: usize = 128 + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES;
-
 /// Requests that one client may have in flight: the credit that the server grants.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 
@@ -54,6 +51,12 @@ pub const CHANNEL_MAX_BYTES: u64 = 64 << 20;
 /// Peers that may be between connect and hello at once, each of which costs the server a descriptor. More wait in the
 /// kernel's queue.
 pub const HANDSHAKES_MAX: usize = 256;
+
+/// Replies and completed READs that a client takes before it looks at its deadlines again.
+pub const EVENTS_PER_TURN_MAX: usize = 1024;
+
+/// How long a client waits at most, whatever was asked for; keeps arithmetic with deadlines from overflowing.
+pub const TIMEOUT_MAX_NS: u64 = 366 * 24 * 3600 * 1_000_000_000;
 
 /// A miss counts only if its lookup, first READ to last, took less than this by the client's own clock.
 pub const GRACE_NS: u64 = 20_000_000;

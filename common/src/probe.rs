@@ -176,18 +176,19 @@ impl Matches {
     /// Adds the slots of a line (its words after the header) that carry `fingerprint`.
     #[inline]
     pub fn add_line(&mut self, slots: &[u64; LINE_SLOTS], fingerprint: u16) {
-        let mut mask = 0u32;
-        for (i, &slot) in slots.iter().enumerate() {
-            mask |= u32::from((slot >> 48) as u16 == fingerprint) << i;
-        }
+        let mut mask = match_mask(slots, fingerprint);
         while mask != 0 {
-            let slot = Slot(slots[mask.trailing_zeros() as usize]);
-            if let Some(free) = self.slots.get_mut(self.found as usize) {
-                *free = slot;
-            }
-            self.found = self.found.saturating_add(1);
+            self.add(Slot(slots[mask.trailing_zeros() as usize]));
             mask &= mask - 1;
         }
+    }
+
+    #[inline]
+    fn add(&mut self, slot: Slot) {
+        if let Some(free) = self.slots.get_mut(self.found as usize) {
+            *free = slot;
+        }
+        self.found = self.found.saturating_add(1);
     }
 
     /// The matches that were kept.
@@ -201,6 +202,30 @@ impl Matches {
     pub fn is_empty(&self) -> bool {
         self.found == 0
     }
+}
+
+/// Bit `i`: slot `i` carries the fingerprint.
+#[inline]
+fn match_mask(slots: &[u64; LINE_SLOTS], fingerprint: u16) -> u32 {
+    let mut mask = 0;
+    for (i, &slot) in slots.iter().enumerate() {
+        mask |= u32::from((slot >> 48) as u16 == fingerprint) << i;
+    }
+    mask
+}
+
+/// The first slot of two lines, of those that are present, that carries `fingerprint`. One mask for both: which of the
+/// two a key is in is as good as random, and a branch on it would be mispredicted half of the time.
+#[inline]
+pub fn first_match(lines: [&[u64; LINE_SLOTS]; 2], is_present: [bool; 2], fingerprint: u16) -> Option<Slot> {
+    let of_line = |i: usize| match_mask(lines[i], fingerprint) & 0u32.wrapping_sub(u32::from(is_present[i]));
+    let mask = of_line(0) | of_line(1) << LINE_SLOTS;
+    if mask == 0 {
+        return None;
+    }
+    let at = mask.trailing_zeros() as usize;
+    let is_second = usize::from(at >= LINE_SLOTS);
+    Some(Slot(lines[is_second][at - LINE_SLOTS * is_second]))
 }
 
 /// What lines that were read say about a key whose fingerprint is in none or some of their slots.

@@ -90,9 +90,30 @@ impl ReadWords {
     pub fn copy_out(&self, at: usize, out: &mut [u64]) {
         let end = at.checked_add(out.len()).expect("offsets are below 2^63");
         assert!(end <= self.len_words, "words {at}..{end} are outside the view of {} words", self.len_words);
-        for (i, word) in out.iter_mut().enumerate() {
-            // SAFETY: `at + i < end <= len_words`, so this is inside the view (see `word`).
-            *word = unsafe { self.base.add(at + i).as_ref() }.load(Ordering::Relaxed);
+        // SAFETY: `at <= end <= len_words`, so the pointer is inside the allocation or one past its end.
+        let from = unsafe { self.base.add(at) };
+        // SAFETY: `i < out.len()`, so `from + i` is inside the view (see `word`).
+        let load = |i: usize| unsafe { from.add(i).as_ref() }.load(Ordering::Relaxed);
+        // Atomic loads are never vectorised, and a loop over single words spends more on counting than on loading.
+        let mut lines = out.chunks_exact_mut(8);
+        let mut i = 0;
+        for line in &mut lines {
+            let words = [
+                load(i),
+                load(i + 1),
+                load(i + 2),
+                load(i + 3),
+                load(i + 4),
+                load(i + 5),
+                load(i + 6),
+                load(i + 7),
+            ];
+            line.copy_from_slice(&words);
+            i += 8;
+        }
+        for word in lines.into_remainder() {
+            *word = load(i);
+            i += 1;
         }
         fence(Ordering::Acquire);
     }
@@ -215,7 +236,7 @@ impl Words {
     #[inline]
     fn before_store(&self, _at: usize) {
         #[cfg(all(feature = "adversary", not(loom)))]
-        crate::adversary::before_store();
+        crate::adversary::before_store(self.base.as_ptr() as usize + _at * WORD_BYTES);
     }
 }
 

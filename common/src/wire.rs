@@ -54,6 +54,13 @@ pub const REQUEST_HEADER_BYTES: usize = size_of::<RequestHeader>();
 /// Bytes of a reply before its chunk.
 pub const REPLY_HEADER_BYTES: usize = size_of::<ReplyHeader>();
 
+const _: () = assert!(
+    REQUEST_HEADER_BYTES + size_of::<StagedHeader>() + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES
+        <= crate::ring::MESSAGE_MAX_BYTES
+);
+const _: () =
+    assert!(REPLY_HEADER_BYTES + crate::limits::REPLY_CHUNK_BYTES <= crate::ring::MESSAGE_MAX_BYTES);
+
 const STAGED: u8 = 1;
 const MORE: u8 = 1;
 const HINT: u8 = 2;

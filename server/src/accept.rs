@@ -102,7 +102,7 @@ impl Acceptor {
         })
     }
 
-    /// Accepts until the server is told to stop; then nobody can connect any more, and the socket's file is gone.
+    /// Accepts until the server is told to stop; then nobody is accepted any more, but the path stays taken.
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
             self.turn();
@@ -110,6 +110,7 @@ impl Acceptor {
         for (_, peer) in self.peers.drain() {
             refuse(&peer.stream, HelloRefusal::ShuttingDown);
         }
+        *self.shared.retired_listener.lock() = Some(self.listener);
     }
 
     fn turn(&mut self) {

@@ -92,7 +92,7 @@ impl Running {
         Stopper(Arc::clone(&self.shared))
     }
 
-    /// Stops the server: nobody can connect any more, what clients asked until now is answered, what they ask meanwhile
+    /// Stops the server: nobody is accepted any more, what clients asked until now is answered, what they ask meanwhile
     /// is refused, and after about a second at most the connections are closed.
     ///
     /// # Errors
@@ -126,6 +126,7 @@ impl Running {
         // Clients that were welcomed in the last moment and found no worker.
         self.shared.mailboxes.iter().for_each(|mailbox| drop(mailbox.take_new()));
         self.owner = None;
+        drop(self.shared.retired_listener.lock().take());
         result
     }
 }

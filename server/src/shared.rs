@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use kv_common::transport::shm::socket::Listener;
 use parking_lot::Mutex;
 
 use crate::poller::Waker;
@@ -16,6 +17,9 @@ pub(crate) struct Shared {
     /// Rung when the server is to stop.
     pub(crate) accept_waker: Waker,
     pub(crate) mailboxes: Vec<Mailbox>,
+    /// The socket once nobody is accepted any more. Its path stays taken until the region has no writer: a successor
+    /// must not acknowledge anything while clients of this server still read what it wrote.
+    pub(crate) retired_listener: Mutex<Option<Listener>>,
 }
 
 /// Where a worker finds its new sessions.
@@ -36,6 +40,7 @@ impl Shared {
             clients_max,
             accept_waker: Waker::new()?,
             mailboxes: (0..workers).map(|_| mailbox()).collect::<std::io::Result<_>>()?,
+            retired_listener: Mutex::default(),
         })
     }
 

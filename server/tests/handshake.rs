@@ -3,8 +3,8 @@
 mod support;
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use kv_common::hello::{Answer, Hello, HelloRefusal, WELCOME_DESCRIPTORS};
@@ -72,7 +72,10 @@ fn silent_peers_keep_nobody_waiting_and_are_dropped() {
     wait_for("all are accepted", || (server.descriptors() >= before + 200).then_some(()));
     let mut peer = Peer::connect(&site.socket());
     peer.call(Op::Put, b"key", b"value");
-    assert!(server.descriptors() > before + 200, "the good one was not kept waiting until the others were dropped");
+    assert!(
+        server.descriptors() > before + 200,
+        "the good one was not kept waiting until the others were dropped"
+    );
     for stream in &silent {
         let answer = receive_hello(stream, WELCOME_DESCRIPTORS, deadline()).unwrap();
         let answer = Answer::decode(&answer.bytes).unwrap();
@@ -142,8 +145,9 @@ fn other_users_are_refused_unless_allowed() {
     if !rustix::process::geteuid().is_root() {
         return not_run("other_users_are_refused_unless_allowed", "only root can be another user");
     }
-    let refused =
-        format!("user {OTHER_UID} may not connect; the server has to be started with --allow-uid {OTHER_UID}");
+    let refused = format!(
+        "user {OTHER_UID} may not connect; the server has to be started with --allow-uid {OTHER_UID}"
+    );
     for (allowed, expected) in [("65534", "welcome"), ("any", "welcome"), ("12345", refused.as_str())] {
         let site = Site::new();
         let _server = site.serve(&["--allow-uid", allowed]);

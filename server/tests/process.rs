@@ -3,17 +3,18 @@
 mod support;
 
 use kv_common::hello::{Answer, Hello, HelloRefusal};
-use kv_common::transport::shm::owner::OwnerState;
 use kv_common::layout::superblock;
+use kv_common::transport::shm::owner::OwnerState;
 use kv_common::wire::{Op, Refusal, Reply, Status};
 use rustix::process::Signal;
-use support::{Peer, Site, knock, wait_for};
+use support::{Peer, Server, Site, knock, wait_for};
 
 #[test]
 fn the_printed_configuration_can_be_fed_back() {
     let site = Site::new();
     let file = site.path("kv.toml");
-    let args = ["--print-config", "--memory", "64GiB", "--workers", "3", "--allow-uid", "7", "--log-format", "json"];
+    let args =
+        ["--print-config", "--memory", "64GiB", "--workers", "3", "--allow-uid", "7", "--log-format", "json"];
     let (code, first, _) = site.run(&args);
     assert_eq!(code, Some(0));
     assert!(first.contains("memory = \"64GiB\"") && first.contains("# --memory"), "{first}");
@@ -65,7 +66,16 @@ fn what_the_machine_does_not_have_ends_with_code_3() {
     let (code, _, error) = site.run(&["--socket", socket, "--memory", "15TiB", "--hugepages", "require"]);
     assert_eq!(code, Some(3));
     assert!(error.contains("missing; as root: sysctl vm.nr_hugepages="), "{error}");
-    let (code, _, error) = site.run(&["--socket", socket, "--memory", "16MiB", "--hugepages", "off", "--expected-keys", "9000000"]);
+    let (code, _, error) = site.run(&[
+        "--socket",
+        socket,
+        "--memory",
+        "16MiB",
+        "--hugepages",
+        "off",
+        "--expected-keys",
+        "9000000",
+    ]);
     assert_eq!(code, Some(3));
     assert!(error.contains("more --memory or fewer --expected-keys"), "{error}");
     assert_eq!(std::fs::read_dir(site.dir.path()).unwrap().count(), 0, "nothing is left behind");
@@ -84,7 +94,7 @@ fn sockets_that_cannot_be_are_errors_with_code_3() {
     assert!(error.contains("is not a socket; remove it or choose another path"), "{error}");
     assert_eq!(std::fs::read_to_string(site.path("file")).unwrap(), "mine");
     let error = try_path(site.path("missing/kv.sock").to_str().unwrap());
-    assert!(error.contains("does not exist; create it first"), "{error}");
+    assert!(error.contains("does not exist") && error.contains("create it first"), "{error}");
     let too_long = site.path(&"x".repeat(120));
     let (code, _, error) = site.run(&["--socket", too_long.to_str().unwrap()]);
     assert_eq!(code, Some(2));
@@ -94,12 +104,14 @@ fn sockets_that_cannot_be_are_errors_with_code_3() {
 #[test]
 fn the_readiness_line_says_where_and_how_much() {
     let site = Site::new();
-    let server = site.serve(&["--memory", "20MiB"].map(|_| "").map(|_| "--log-level=debug")[..1].as_ref());
+    let server = site.serve(&[]);
     let expected =
         format!("ready socket={} memory_bytes={} pid={}\n", site.socket().display(), 16 << 20, server.pid());
     assert_eq!(server.ready, expected);
     let log = server.log();
-    for part in ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=1048576", "started"] {
+    for part in
+        ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=1048576", "started"]
+    {
         assert!(log.contains(part), "{part}: {log}");
     }
     assert_eq!(log.matches("pages instead of hugepages").count(), 0, "nobody asked for hugepages");
@@ -109,10 +121,13 @@ fn the_readiness_line_says_where_and_how_much() {
 fn too_few_hugepages_are_said_once_with_the_command() {
     let site = Site::new();
     let socket = site.socket();
-    // More than any machine of today keeps in its pool by chance; ordinary pages for it are not there either.
-    let args = ["--socket", socket.to_str().unwrap(), "--memory", "15TiB", "--hugepages", "require"];
-    let (_, _, error) = site.run(&args);
-    assert_eq!(error.matches("sysctl vm.nr_hugepages=").count(), 1, "{error}");
+    let args = ["--memory", "16MiB", "--socket", socket.to_str().unwrap()];
+    let server = Server::start(site.command(&args), &site.path("log"));
+    let log = server.log();
+    let warnings = log.matches("missing; as root: sysctl vm.nr_hugepages=").count();
+    // This machine may happen to have eight.
+    let has_hugepages = log.contains("pages=2 MiB hugepages");
+    assert_eq!(warnings, usize::from(!has_hugepages), "{log}");
 }
 
 #[test]
@@ -134,7 +149,8 @@ fn sigterm_and_sigint_end_an_idle_server_with_code_0_and_leave_nothing() {
         assert!(site.socket().exists());
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0), "{}", server.log());
-        let left: Vec<_> = std::fs::read_dir(site.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            std::fs::read_dir(site.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["log"], "socket and lock file are gone");
     }
 }
@@ -192,7 +208,8 @@ fn of_two_servers_on_one_socket_the_second_is_refused() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let (code, _, error) = site.run(&flags);
     assert_eq!(code, Some(3));
-    let reason = format!("another server is running on {} (process {})", site.socket().display(), server.pid());
+    let reason =
+        format!("another server is running on {} (process {})", site.socket().display(), server.pid());
     assert!(error.contains(&reason), "{error}");
     Peer::connect(&site.socket()).call(Op::Ping, b"", b"");
     server.signal(Signal::TERM);

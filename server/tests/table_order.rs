@@ -122,7 +122,7 @@ fn write(worker: &mut Worker, op: Op, key: &[u8], new: Truth, readers: &Rc<RefCe
         readers.is_new = false;
     }
     let looking = Rc::clone(readers);
-    set_store_hook(Some(Rc::new(move || looking.borrow_mut().look())));
+    set_store_hook(Some(Rc::new(move |_address| looking.borrow_mut().look())));
     worker.handle(SESSION, &message, None, &mut |reply| {
         assert_eq!(reply.status, Status::Done);
         let mut readers = readers.borrow_mut();

@@ -51,7 +51,7 @@ enum Command {
     Cas {
         /// The key.
         key: OsString,
-        /// The version that `put`, `cas` or `get --with-version` printed.
+        /// The version that `put`, `cas` or `exists` printed.
         version: u64,
         /// The value.
         value: OsString,
@@ -61,7 +61,7 @@ enum Command {
         /// The key.
         key: OsString,
     },
-    /// Print what the server publishes about itself; works also while it is stopped.
+    /// Print what the server publishes about itself, read from its memory.
     Stat {
         /// As one JSON object.
         #[arg(long)]
@@ -134,7 +134,12 @@ impl CliError {
 
 fn run(arguments: &Arguments) -> Result<End, CliError> {
     let url = arguments.url.clone().unwrap_or_else(|| Endpoint::default_local().to_string());
-    let options = Options { timeout: Duration::from_millis(arguments.timeout_ms), ..Options::default() };
+    // One GET gains nothing from an index cache; a mirror pays from a directory's worth of files on.
+    let index_cache_bytes = match arguments.command {
+        Command::Verify(_) | Command::Shell => Options::default().index_cache_bytes,
+        _ => 64 << 10,
+    };
+    let options = Options { timeout: Duration::from_millis(arguments.timeout_ms), index_cache_bytes };
     let mut client = Client::connect_with(&url, &options)?;
     match &arguments.command {
         Command::Get { key } => get(&mut client, key.as_bytes()),

@@ -1,5 +1,6 @@
 //! GETs and whatever else READs the region.
 
+use kv_common::block::{Verdict, judge};
 use kv_common::layout::{HOME_LINES, LINE_WORDS, LineNumber, SEGMENT_LINES, superblock};
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
@@ -50,12 +51,17 @@ pub(crate) enum GetNow {
     Found { version: Version, value: std::ops::Range<usize> },
     /// Proved absent.
     Absent,
-    /// It takes more than reading: submit it.
+    /// Reading does not settle it: ask the server.
+    Ask,
+    /// It takes more than READs that are loads: submit it.
     Submit,
 }
 
 impl<T: Transport> Driver<T> {
     /// A GET over a transport whose READs are loads: no operation, no queue, no copy of the key.
+    ///
+    /// Nearly all of them are the first half: one block, named by the index cache, valid. Whatever else it is, the
+    /// machine takes over with the same words.
     #[inline]
     pub(crate) fn get_now(&mut self, key: &[u8]) -> Result<GetNow, Error> {
         let hash = self.view.hash(key);
@@ -63,24 +69,43 @@ impl<T: Transport> Driver<T> {
             return Ok(GetNow::Submit);
         }
         self.stats.index_cache_lookups += 1;
-        let mut get = Get::new(hash);
-        let Some(mut epoch) = self.place_epoch_now()? else { return Ok(GetNow::Submit) };
-        let mut action = self.step(&mut get, None, epoch);
+        let home = self.view.home(hash);
+        // Whatever is read from here on is at least as new as what the cache was learned under.
+        let place_epoch = self.cache.place_epoch();
+        let slot = self.cache.first_in_window(home, hash);
+        let Some((slot, len_words)) = slot.and_then(|slot| Some((slot, self.view.block_words(slot)?))) else {
+            let mut get = Get::new(hash);
+            let action = self.step(&mut get, None, place_epoch);
+            return self.run_now(key, get, action);
+        };
+        self.stats.reads += 1;
+        self.stats.read_bytes += len_words as u64 * 8;
+        let Some(epoch_now) = self.read_into_scratch(slot.place().word(), len_words)? else {
+            return Ok(GetNow::Submit);
+        };
+        let verdict = judge(&self.scratch[..len_words], key, slot.place(), self.view.table_id);
+        if let Verdict::Found { version, value } = verdict
+            && epoch_now == place_epoch
+        {
+            self.stats.index_cache_hits += 1;
+            self.count_get(Some(true));
+            return Ok(GetNow::Found { version, value });
+        }
+        let mut get = Get::at_cached_block(hash, home, self.cache.find(home, hash), place_epoch);
+        let action = self.step(&mut get, Some((key, len_words)), epoch_now);
+        self.run_now(key, get, action)
+    }
+
+    /// Runs the machine to its end where every READ is served at once.
+    #[cold]
+    fn run_now(&mut self, key: &[u8], mut get: Get, mut action: Action) -> Result<GetNow, Error> {
         loop {
             match action {
                 Action::Read { at_word, len_words } => {
-                    if self.scratch.len() < len_words {
-                        self.scratch.resize(len_words, 0);
-                    }
-                    let read = self.transport.read_now(at_word, &mut self.scratch[..len_words]);
-                    if read.map_err(|broken| self.broke(broken))? == ReadNow::Post {
+                    let Some(epoch_now) = self.read_into_scratch(at_word, len_words)? else {
                         return Ok(GetNow::Submit);
-                    }
-                    epoch = match self.place_epoch_now()? {
-                        Some(epoch) => epoch,
-                        None => return Ok(GetNow::Submit),
                     };
-                    action = self.step(&mut get, Some((key, len_words)), epoch);
+                    action = self.step(&mut get, Some((key, len_words)), epoch_now);
                 }
                 Action::Found { version, value } => {
                     self.count_get(Some(true));
@@ -90,10 +115,25 @@ impl<T: Transport> Driver<T> {
                     self.count_get(Some(false));
                     return Ok(GetNow::Absent);
                 }
-                // The submitted GET starts over; these are rare.
-                Action::RefreshDirectory | Action::Ask => return Ok(GetNow::Submit),
+                Action::Ask => return Ok(GetNow::Ask),
+                // The submitted GET starts over; this is rare.
+                Action::RefreshDirectory => return Ok(GetNow::Submit),
             }
         }
+    }
+
+    /// Reads words into the scratch and then the place epoch; `None` if this transport's READs take time.
+    #[inline]
+    fn read_into_scratch(&mut self, at_word: usize, len_words: usize) -> Result<Option<u64>, Error> {
+        if self.scratch.len() < len_words {
+            self.scratch.resize(len_words, 0);
+        }
+        match self.transport.read_now(at_word, &mut self.scratch[..len_words]) {
+            Ok(ReadNow::Done) => {}
+            Ok(ReadNow::Post) => return Ok(None),
+            Err(broken) => return Err(self.broke(broken)),
+        }
+        self.transport.guard_now().map_err(|broken| self.broke(broken))
     }
 
     /// The bytes that `get_now` found.
@@ -119,17 +159,6 @@ impl<T: Transport> Driver<T> {
         }
     }
 
-    /// The place epoch by a load, on transports whose READs are loads.
-    #[inline]
-    fn place_epoch_now(&mut self) -> Result<Option<u64>, Error> {
-        let mut word = [0];
-        match self.transport.read_now(superblock::PLACE_EPOCH, &mut word) {
-            Ok(ReadNow::Done) => Ok(Some(word[0])),
-            Ok(ReadNow::Post) => Ok(None),
-            Err(broken) => Err(self.broke(broken)),
-        }
-    }
-
     #[cold]
     fn broke(&mut self, broken: Broken) -> Error {
         self.fail_all(broken.clone());
@@ -137,7 +166,6 @@ impl<T: Transport> Driver<T> {
     }
 
     /// One step of a GET whose words, if any, are in the scratch.
-    #[inline]
     fn step(&mut self, get: &mut Get, words: Option<(&[u8], usize)>, place_epoch: u64) -> Action {
         let transport = &self.transport;
         let now_ns = || transport.now_ns();
@@ -189,15 +217,20 @@ impl<T: Transport> Driver<T> {
                     break;
                 }
                 Action::Ask => {
-                    self.stats.asked_server += 1;
-                    self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
-                    self.unsent.push_back(key);
-                    self.send_queued();
+                    self.ask(key);
                     break;
                 }
             }
         }
         self.spare_buffers.extend(buffer);
+    }
+
+    /// Has the server answer a GET: the answer of last resort.
+    pub(super) fn ask(&mut self, key: usize) {
+        self.stats.asked_server += 1;
+        self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
+        self.unsent.push_back(key);
+        self.send_queued();
     }
 
     fn step_op(&mut self, key: usize, words: Option<&[u64]>, place_epoch: u64) -> Action {
@@ -262,8 +295,10 @@ impl<T: Transport> Driver<T> {
 
     /// The place epoch for a step: a load where READs are loads, else the lease if it is fresh.
     fn place_epoch(&mut self) -> Result<Option<u64>, Error> {
-        if let Some(epoch) = self.place_epoch_now()? {
-            return Ok(Some(epoch));
+        match self.transport.guard_now() {
+            Ok(None) => {}
+            Ok(epoch) => return Ok(epoch),
+            Err(broken) => return Err(self.broke(broken)),
         }
         let now_ns = self.transport.now_ns();
         Ok(self
@@ -322,13 +357,15 @@ impl<T: Transport> Driver<T> {
         self.resume(|op| matches!(op.kind, Kind::Get { state: GetState::Refreshing, .. }));
     }
 
-    /// Starts GETs over that waited for a write to their key.
+    /// Starts GETs over that waited for a write to their key, if no other that was submitted before them is left. Those
+    /// submitted after them do not count: a client that always has one in flight would never get an answer.
     pub(super) fn resume_behind(&mut self, hash: kv_common::hash::KeyHash) {
-        if !self.is_behind_write(hash) {
-            self.resume(|op| {
-                op.hash == hash && matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. })
-            });
-        }
+        let writes = self.ops.iter().filter(|(_, op)| op.is_write() && op.hash == hash);
+        let first_write = writes.map(|(_, op)| op.ticket).min();
+        self.resume(|op| {
+            let is_waiting = matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. });
+            is_waiting && op.hash == hash && first_write.is_none_or(|write| op.ticket < write)
+        });
     }
 
     fn resume(&mut self, waits: impl Fn(&crate::op::Op) -> bool) {
@@ -348,7 +385,8 @@ impl<T: Transport> Driver<T> {
     ) -> Result<Vec<u64>, Error> {
         self.check_alive()?;
         let mut words = vec![0; len_words];
-        match self.transport.read_now(at_word, &mut words) {
+        let read = self.transport.read_now(at_word, &mut words);
+        match read.and_then(|read| self.transport.guard_now().map(|_| read)) {
             Ok(ReadNow::Done) => return Ok(words),
             Ok(ReadNow::Post) => self.transport.post_read(BLOCKING_TOKEN, at_word, words),
             Err(broken) => return Err(self.broke(broken)),

@@ -1,7 +1,7 @@
 //! Requests to the server and their replies.
 
 use kv_common::hash::payload_hash;
-use kv_common::layout::LineNumber;
+use kv_common::layout::{LINE_WORDS, LineNumber};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
 use kv_common::region::{Words, bytes_of_mut};
 use kv_common::transport::{Broken, SendError, Transport};
@@ -63,6 +63,10 @@ impl<T: Transport> Driver<T> {
                 return self.fail_all(Broken::Protocol { what: format!("a malformed reply: {malformed}") });
             }
         };
+        if let (0, Status::Refused(refusal)) = (reply.seq, reply.status) {
+            // Not about one request: the server gives the session up and says why.
+            return self.fail_all(Broken::Protocol { what: format!("it says: {refusal}") });
+        }
         let Some(at) = self.in_flight.iter().position(|request| request.seq == reply.seq) else {
             let what = format!("a reply to request {}, which is not in flight", reply.seq);
             return self.fail_all(Broken::Protocol { what });
@@ -72,7 +76,7 @@ impl<T: Transport> Driver<T> {
             let ended = self.in_flight.remove(at).expect("just found");
             self.is_staging_lent &= !ended.is_staged;
         }
-        let is_in_region = |line: LineNumber| line.word() < self.view.region_words;
+        let is_in_region = |line: LineNumber| line.0 < (self.view.region_words / LINE_WORDS) as u64;
         if let Some(hint) = reply.hint.filter(|hint| is_in_region(hint.line)) {
             self.cache.follow(&hint);
         }
@@ -90,14 +94,16 @@ impl<T: Transport> Driver<T> {
             Kind::Get { state: GetState::Asked { value, .. }, .. } => match reply.status {
                 Status::Done => {
                     value.extend_from_slice(reply.chunk);
+                    let is_whole = value.len() == reply.total_bytes as usize;
+                    if is_whole == reply.has_more || (reply.has_more && reply.chunk.is_empty()) {
+                        let what =
+                            format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes);
+                        return self.fail_all(Broken::Protocol { what });
+                    }
                     if reply.has_more {
                         return;
                     }
                     let (bytes, version) = (std::mem::take(value), reply.version);
-                    if bytes.len() != reply.total_bytes as usize {
-                        let what = format!("{} bytes of a value of {}", bytes.len(), reply.total_bytes);
-                        return self.fail_all(Broken::Protocol { what });
-                    }
                     Ok(Outcome::Get(Ok(Some(Value { bytes, version }))))
                 }
                 Status::NotFound => Ok(Outcome::Get(Ok(None))),

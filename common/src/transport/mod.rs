@@ -13,7 +13,10 @@
 //!   READs took less than GRACE by the client's own clock.
 
 pub mod shm;
+#[cfg(feature = "adversary")]
+pub mod sim;
 
+use crate::layout::superblock;
 use crate::region::Words;
 
 /// Why a connection is no more. It does not come back; a new one may.
@@ -81,9 +84,20 @@ pub enum Event {
 /// fabric has a virtual one.
 pub trait Transport {
     /// Fills `out` with the words of the region from word `at` if this transport's READs are loads (shared memory).
+    /// They count only if [`Transport::guard_now`] succeeds after it.
     ///
     /// The range lies inside the region: the caller has checked it.
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken>;
+
+    /// The place epoch, loaded after all that `read_now` brought so far, from a server that was alive then; `None` if
+    /// this transport's READs take time.
+    fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
+        let mut word = [0];
+        Ok(match self.read_now(superblock::PLACE_EPOCH, &mut word)? {
+            ReadNow::Done => Some(word[0]),
+            ReadNow::Post => None,
+        })
+    }
 
     /// Starts a READ of `buffer.len()` words from word `at_word`. It completes as an [`Event::Read`] with `token`,
     /// also if the connection breaks.

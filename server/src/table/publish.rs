@@ -36,9 +36,7 @@ impl Worker {
     /// Writes a block that nobody can reach, not live and without its check.
     pub(super) fn store_draft(&self, place: Place, payload: &Payload) {
         self.table.region.store_release(place.word(), NOT_LIVE);
-        if !mutant(Mutant::SlotBeforeBlock) {
-            self.store_payload(place, payload);
-        }
+        self.store_payload(place, payload);
     }
 
     /// Publishes a new key whose block is a draft.
@@ -50,23 +48,16 @@ impl Worker {
         payload: &Payload,
         version: u64,
     ) {
-        if mutant(Mutant::SlotBeforeBlock) {
-            self.store_slot(at, room, home);
-            self.make_live(at.slot.place(), version);
-            self.store_payload(at.slot.place(), payload);
-            self.store_check(at.slot.place(), payload, version);
-            return;
-        }
         self.store_check(at.slot.place(), payload, version);
+        if mutant(Mutant::LiveBeforeSlot) {
+            self.make_live(at.slot.place(), version);
+        }
         self.store_slot(at, room, home);
         self.make_live(at.slot.place(), version);
     }
 
     /// Publishes a draft as the new block of a key whose block is at `old`.
     pub(super) fn publish_moved(&self, old: Place, new: At, payload: &Payload, version: u64) {
-        if mutant(Mutant::SlotBeforeBlock) {
-            self.store_payload(new.slot.place(), payload);
-        }
         self.store_check(new.slot.place(), payload, version);
         let store_slot = || self.table.region.store_release(new.word(), new.slot.0);
         if mutant(Mutant::LiveBeforeDead) {
@@ -87,9 +78,7 @@ impl Worker {
     /// Overwrites the block of a key.
     pub(super) fn publish_in_place(&self, at: At, payload: &Payload, version: u64) {
         let place = at.slot.place();
-        if !mutant(Mutant::InPlaceWithoutMark) {
-            self.kill(place);
-        }
+        self.kill(place);
         self.store_payload(place, payload);
         self.store_check(place, payload, version);
         self.make_live(place, version);

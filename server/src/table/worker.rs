@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::LocalHandle;
-use kv_common::adversary::{Mutant, mutant};
 use kv_common::layout::{Counter, Slot};
 
 use super::Table;
@@ -73,10 +72,6 @@ impl Worker {
 
     /// Gives the block of a slot that was overwritten back once no worker can look at it.
     pub(super) fn retire(&self, slot: Slot) {
-        if mutant(Mutant::ReuseWithoutEpoch) {
-            self.table.slab.give_back(slot.span(), slot.place());
-            return;
-        }
         self.table.slab.note_waiting();
         let slab = Arc::clone(&self.table.slab);
         self.epoch.pin().defer(move || slab.give_back_waiting(slot));

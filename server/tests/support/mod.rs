@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -92,9 +92,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    fn start(mut command: Command, log: &Path) -> Server {
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
+    pub(crate) fn start(mut command: Command, log: &Path) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         let server = Server { child, ready, log: log.to_owned() };
@@ -166,7 +165,7 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
 }
 
 /// Says hello and returns what the server answers.
-pub(crate) fn knock(socket: &Path, hello: &[u8]) -> (UnixStream, Answer, Vec<std::os::fd::OwnedFd>) {
+pub(crate) fn knock(socket: &Path, hello: &[u8]) -> (UnixStream, Answer, Vec<OwnedFd>) {
     let stream = connect(socket, deadline()).unwrap();
     // A server that has refused already does not read.
     let _ = send_hello(&stream, hello, &[], deadline());
@@ -244,11 +243,4 @@ impl Peer {
     pub(crate) fn wait_for_end(&self) {
         wait_for("the server closes the connection", || self.bell.clear().err());
     }
-}
-
-/// True if the peer of `stream` has closed it.
-pub(crate) fn is_closed(stream: &UnixStream) -> bool {
-    let _ = stream.as_raw_fd();
-    let mut byte = [0; 256];
-    matches!(rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::DONTWAIT), Ok((0, _)))
 }

@@ -47,14 +47,16 @@ impl ShmTransport {
     fn check_owner(&self) -> Result<(), Broken> {
         match OwnerState::load(&self.region, OWNER_BYTE) {
             OwnerState::Alive => Ok(()),
-            OwnerState::Died => Err(Broken::ServerGone),
-            OwnerState::Unowned => Err(Broken::Protocol { what: "the region has no owner".into() }),
+            state => Err(not_alive(state)),
         }
     }
+}
 
-    /// The server closes the socket when it gives a session up, the kernel when the server ends.
-    fn peer_gone(&self) -> Broken {
-        self.check_owner().err().unwrap_or(Broken::Closed)
+#[cold]
+fn not_alive(state: OwnerState) -> Broken {
+    match state {
+        OwnerState::Unowned => Broken::Protocol { what: "the region has no owner".into() },
+        OwnerState::Died | OwnerState::Alive => Broken::ServerGone,
     }
 }
 
@@ -62,8 +64,14 @@ impl Transport for ShmTransport {
     #[inline]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         self.region.copy_out(at_word, out);
-        self.check_owner()?;
         Ok(ReadNow::Done)
+    }
+
+    #[inline]
+    fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
+        let place_epoch = self.region.load(superblock::PLACE_EPOCH);
+        self.check_owner()?;
+        Ok(Some(place_epoch))
     }
 
     fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
@@ -85,8 +93,9 @@ impl Transport for ShmTransport {
             Err(PushError::Full) => return Err(SendError::Full),
             Err(error) => return Err(SendError::Broken(Broken::Protocol { what: error.to_string() })),
         }
-        if self.requests.needs_wake() && self.doorbell.ring() == Err(PeerGone) {
-            return Err(SendError::Broken(self.peer_gone()));
+        // The message is in the ring, where a server that drains may still take it: sent, whatever becomes of it.
+        if self.requests.needs_wake() {
+            self.is_peer_gone |= self.doorbell.ring() == Err(PeerGone);
         }
         Ok(())
     }
@@ -115,7 +124,7 @@ impl Transport for ShmTransport {
             return;
         }
         let left = Duration::from_nanos(until_ns.saturating_sub(self.now_ns()));
-        self.is_peer_gone = self.doorbell.wait(left) == Err(PeerGone);
+        self.is_peer_gone |= self.doorbell.wait(left) == Err(PeerGone);
         self.replies.woke();
     }
 

@@ -1,0 +1,342 @@
+//! One connection of the simulated fabric, and the client's end of it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+use super::reads::{Read, draw_positions};
+use super::rng::Rng;
+use super::{Fabric, State, Weather, mix};
+use crate::region::Words;
+use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+
+/// READs in flight that a connection may have.
+const READS_MAX: usize = 16;
+/// Tokens from here on belong to no GET.
+const GET_TOKENS_END: u64 = u64::MAX - 1;
+
+/// How READs are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// Posted, and completed later, as by a network card.
+    Posted,
+    /// At once, as by loads; but between two loads the thread may lose the processor.
+    Loads,
+}
+
+/// A message or completion and the step at which it is there.
+type Due<T> = (u64, T);
+
+pub(super) struct Link {
+    pub(super) session: u64,
+    pub(super) staging: Words,
+    pub(super) reads: Vec<Read>,
+    /// How long this client was stopped in all: its clock is ahead of the fabric's by that.
+    pub(super) clock_ahead_ns: u64,
+    completions: Vec<Due<Event>>,
+    to_client: VecDeque<Due<Vec<u8>>>,
+    to_server: VecDeque<Due<Vec<u8>>>,
+    capacity: usize,
+    held_until_step: u64,
+    broken: Option<Broken>,
+    /// The client's end is gone.
+    is_closed: bool,
+    /// GETs of which a READ was raced.
+    raced_gets: BTreeSet<u64>,
+    /// What is being loaded, by a transport whose READs are loads.
+    loading: Range<usize>,
+    was_load_raced: bool,
+}
+
+impl Link {
+    pub(super) fn new(session: u64, staging: Words, capacity: usize) -> Link {
+        Link {
+            session,
+            staging,
+            reads: Vec::new(),
+            clock_ahead_ns: 0,
+            completions: Vec::new(),
+            to_client: VecDeque::new(),
+            to_server: VecDeque::new(),
+            capacity,
+            held_until_step: 0,
+            broken: None,
+            is_closed: false,
+            raced_gets: BTreeSet::new(),
+            loading: 0..0,
+            was_load_raced: false,
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.broken.is_none() && !self.is_closed
+    }
+
+    /// True if nothing can come of it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_closed && self.to_server.is_empty()
+    }
+
+    pub(super) fn has_requests(&self) -> bool {
+        !self.to_server.is_empty()
+    }
+
+    pub(super) fn has_request_at(&self, step: u64) -> bool {
+        self.to_server.front().is_some_and(|&(due, _)| due <= step)
+    }
+
+    pub(super) fn take_request(&mut self) -> Option<Vec<u8>> {
+        self.to_server.pop_front().map(|(_, message)| message)
+    }
+
+    pub(super) fn drop_requests(&mut self) -> u64 {
+        std::mem::take(&mut self.to_server).len() as u64
+    }
+
+    pub(super) fn take_raced(&mut self) -> bool {
+        std::mem::take(&mut self.was_load_raced)
+    }
+
+    #[inline]
+    pub(super) fn note_store(&mut self, word: usize) {
+        for read in &mut self.reads {
+            read.is_raced |= read.covers(word);
+        }
+        self.was_load_raced |= self.loading.contains(&word);
+    }
+
+    /// A READ has all its words: its completion comes, at its time. True if this is the first raced READ of its GET.
+    pub(super) fn complete(&mut self, read: Read, rng: &mut Rng, weather: &Weather, step: u64) -> bool {
+        if rng.one_in(weather.burst_one_in) {
+            self.held_until_step = step + rng.below(500);
+        }
+        let is_first = read.is_raced && read.token < GET_TOKENS_END && self.raced_gets.insert(read.token);
+        let due = step + rng.below(weather.late_steps_max + 1);
+        let event = Event::Read { token: read.token, buffer: read.buffer, result: Ok(()) };
+        self.completions.push((due, event));
+        is_first
+    }
+
+    pub(super) fn reply(&mut self, message: Vec<u8>, rng: &mut Rng, weather: &Weather, step: u64) {
+        push_late(&mut self.to_client, message, rng, weather, step);
+    }
+
+    /// Returns how many requests and replies were lost.
+    pub(super) fn break_it(&mut self, broken: Broken, rng: &mut Rng) -> (u64, u64) {
+        for read in self.reads.drain(..) {
+            let event = Event::Read { token: read.token, buffer: read.buffer, result: Err(broken.clone()) };
+            self.completions.push((0, event));
+        }
+        for (due, event) in &mut self.completions {
+            *due = 0;
+            if let Event::Read { result, .. } = event
+                && rng.one_in(2)
+            {
+                *result = Err(broken.clone());
+            }
+        }
+        let kept = rng.below(self.to_client.len() as u64 + 1) as usize;
+        let replies_lost = self.to_client.len() - kept;
+        self.to_client.truncate(kept);
+        let kept = if rng.one_in(2) { 0 } else { rng.below(self.to_server.len() as u64 + 1) as usize };
+        let requests_lost = self.to_server.len() - kept;
+        self.to_server.truncate(kept);
+        self.broken = Some(broken);
+        (requests_lost as u64, replies_lost as u64)
+    }
+
+    /// True if the client would find something.
+    fn is_ready(&self, step: u64) -> bool {
+        self.broken.is_some()
+            || self.completions.iter().any(|&(due, _)| due <= step && self.held_until_step <= step)
+            || self.to_client.front().is_some_and(|&(due, _)| due <= step)
+    }
+
+    fn next_event(&mut self, rng: &mut Rng, step: u64) -> Result<Option<Event>, Broken> {
+        let has_message =
+            self.to_client.front().is_some_and(|&(due, _)| due <= step || self.broken.is_some());
+        let is_held = self.held_until_step > step && self.broken.is_none();
+        let due: Vec<usize> =
+            (0..self.completions.len()).filter(|&i| !is_held && self.completions[i].0 <= step).collect();
+        if has_message && (due.is_empty() || rng.one_in(2)) {
+            let message = self.to_client.pop_front().map(|(_, message)| message);
+            return Ok(message.map(Event::Message));
+        }
+        if !due.is_empty() {
+            return Ok(Some(self.completions.swap_remove(rng.pick(&due)).1));
+        }
+        match &self.broken {
+            Some(broken) => Err(broken.clone()),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Appends a message that is there some steps later, and not before those that were sent earlier.
+fn push_late(
+    queue: &mut VecDeque<Due<Vec<u8>>>,
+    message: Vec<u8>,
+    rng: &mut Rng,
+    weather: &Weather,
+    step: u64,
+) {
+    let due = step + rng.below(weather.late_steps_max + 1);
+    let due = queue.back().map_or(due, |&(last, _)| due.max(last));
+    queue.push_back((due, message));
+}
+
+/// The client's end of a connection.
+pub struct SimTransport {
+    fabric: Fabric,
+    link: usize,
+    flavour: Flavour,
+    staging: Words,
+}
+
+impl SimTransport {
+    pub(super) fn new(fabric: Fabric, link: usize, flavour: Flavour, staging: Words) -> SimTransport {
+        SimTransport { fabric, link, flavour, staging }
+    }
+
+    /// The connection's number.
+    pub fn link(&self) -> usize {
+        self.link
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Link, &mut Rng, &Context) -> R) -> R {
+        let state = &mut *self.fabric.state();
+        let State { rng, weather, step, region, now_ns, links, .. } = state;
+        let link = links[self.link].as_mut().expect("a link lives as long as its client's end");
+        act(link, rng, &Context { weather, step: *step, region, now_ns: *now_ns })
+    }
+
+    /// The thread may lose the processor here.
+    fn may_pause(&self, one_in: u64) {
+        if self.with(|_, rng, _| rng.one_in(one_in)) {
+            self.fabric.pause();
+        }
+    }
+
+    fn check_range(&self, at_word: usize, len_words: usize) {
+        self.with(|_, _, cx| {
+            let end = at_word.checked_add(len_words);
+            let is_inside = len_words > 0 && end.is_some_and(|end| end <= cx.region.len_words());
+            assert!(is_inside, "a READ of {len_words} words from {at_word} is not inside the region");
+        });
+    }
+
+    /// Loads `out`, and may lose the processor between any two loads. The connection may break meanwhile.
+    fn load(&self, at_word: usize, out: &mut [u64]) -> Result<(), Broken> {
+        let (positions, pause_one_in) = self.with(|link, rng, _| {
+            link.loading = at_word..at_word + out.len();
+            (draw_positions(rng, out.len()), rng.pick(&[0, 2, 16, out.len() as u64]))
+        });
+        for i in positions {
+            self.may_pause(pause_one_in);
+            out[i] = self.with(|link, _, cx| match &link.broken {
+                Some(broken) => Err(broken.clone()),
+                None => Ok(cx.region.load(at_word + i)),
+            })?;
+        }
+        self.with(|link, _, _| link.loading = 0..0);
+        Ok(())
+    }
+}
+
+struct Context<'a> {
+    weather: &'a Weather,
+    step: u64,
+    region: &'a Words,
+    now_ns: u64,
+}
+
+impl Transport for SimTransport {
+    fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
+        self.check_range(at_word, out.len());
+        if self.flavour == Flavour::Posted {
+            return Ok(ReadNow::Post);
+        }
+        self.load(at_word, out).map(|()| ReadNow::Done)
+    }
+
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+        self.check_range(at_word, buffer.len());
+        self.may_pause(32);
+        let due = self.with(|link, rng, cx| {
+            if let Some(broken) = &link.broken {
+                link.completions.push((0, Event::Read { token, buffer, result: Err(broken.clone()) }));
+                return u64::MAX;
+            }
+            assert!(
+                link.reads.len() + link.completions.len() < READS_MAX + 2,
+                "READs beyond what the connection may have in flight"
+            );
+            let read = Read::new(rng, token, at_word, buffer, cx.step);
+            link.reads.push(read);
+            link.reads.last().map_or(u64::MAX, |read| read.due_step)
+        });
+        let state = &mut *self.fabric.state();
+        state.next_read_step = state.next_read_step.min(due);
+    }
+
+    fn reads_in_flight_max(&self) -> usize {
+        READS_MAX
+    }
+
+    fn send(&mut self, parts: &[&[u8]]) -> Result<(), SendError> {
+        self.may_pause(16);
+        self.with(|link, rng, cx| {
+            if let Some(broken) = &link.broken {
+                return Err(SendError::Broken(broken.clone()));
+            }
+            if link.to_server.len() >= link.capacity || rng.one_in(32) {
+                return Err(SendError::Full);
+            }
+            push_late(&mut link.to_server, parts.concat(), rng, cx.weather, cx.step);
+            Ok(())
+        })
+    }
+
+    fn poll(&mut self) -> Result<Option<Event>, Broken> {
+        self.may_pause(16);
+        self.with(|link, rng, cx| link.next_event(rng, cx.step))
+    }
+
+    fn wait(&mut self, until_ns: u64) {
+        loop {
+            self.fabric.pause();
+            let is_over = self.with(|link, rng, cx| {
+                cx.now_ns + link.clock_ahead_ns >= until_ns || link.is_ready(cx.step) || rng.one_in(64)
+            });
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.may_pause(64);
+        let now_ns = self.with(|link, _, cx| cx.now_ns + link.clock_ahead_ns);
+        self.may_pause(64);
+        now_ns
+    }
+
+    fn staging(&self) -> &Words {
+        &self.staging
+    }
+
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        let state = &mut *self.fabric.state();
+        if let Some(link) = &mut state.links[self.link] {
+            link.is_closed = true;
+            link.reads.clear();
+            state.trace = mix(state.trace, self.link as u64);
+        }
+        state.forget_if_over(self.link);
+    }
+}

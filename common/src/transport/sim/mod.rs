@@ -1,0 +1,329 @@
+//! A simulated fabric: the transport contract made executable, by whatever is worst within it.
+//!
+//! One thread, virtual time, everything determined by a seed. Time goes by in *steps*: each store of the server to the
+//! region is one ([`Fabric::before_store`]), and so is each turn of whoever schedules the tasks ([`Fabric::step`]). A
+//! READ becomes its words, and in any step between its post and its completion some of them may be fetched, in any
+//! order, some of them twice. Messages of a connection stay in order, and are late; completions are late and come in
+//! bursts; connections break, with and without effect of what was under way. A client's clock may leap at any step:
+//! then that client was stopped for so long.
+//!
+//! Whoever runs tasks over the fabric gives it a `pause`, which is called wherever a real thread can lose the
+//! processor, and must let others run. No borrow is held meanwhile.
+
+mod link;
+mod reads;
+mod rng;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::region::{WORD_BYTES, Words};
+use crate::transport::Broken;
+
+use link::Link;
+pub use link::{Flavour, SimTransport};
+pub use rng::Rng;
+
+/// How bad it is. A number `n` of the form "one in n" may be 0: never.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    /// A store of the server lets others run once in so many.
+    pub switch_one_in: u64,
+    /// Once in so many steps some client was stopped for longer than GRACE.
+    pub stall_one_in: u64,
+    /// Once in so many steps some client was stopped for seconds or minutes.
+    pub outage_one_in: u64,
+    /// Steps that a message or a completion is late, at most.
+    pub late_steps_max: u64,
+    /// Once in so many completions the next ones are held back, to come in a burst.
+    pub burst_one_in: u64,
+}
+
+/// What happened on a fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricCounts {
+    /// READs completed well.
+    pub reads: u64,
+    /// GETs of which a word was stored while a READ of theirs fetched it and its neighbours.
+    pub racing_gets: u64,
+    /// READs of which a part was fetched twice.
+    pub retransmissions: u64,
+    /// Connections broken.
+    pub breaks: u64,
+    /// Requests lost in a break.
+    pub requests_lost: u64,
+    /// Replies lost in a break: the effect is there, the answer is not.
+    pub replies_lost: u64,
+    /// Requests carried out after the client saw its connection broken.
+    pub requests_after_break: u64,
+    /// Times that a client was stopped for longer than GRACE.
+    pub stalls: u64,
+}
+
+/// A request that came out of the fabric at the server.
+pub struct Received {
+    /// The connection that it came by.
+    pub link: usize,
+    /// The session of the connection.
+    pub session: u64,
+    /// The bytes.
+    pub message: Vec<u8>,
+    /// The memory that the client lends to the server.
+    pub staging: Words,
+}
+
+/// The fabric. Clones are the same fabric.
+#[derive(Clone)]
+pub struct Fabric {
+    /// Locked and not borrowed, so that clients over it may be sent to other threads, as real ones may.
+    state: Arc<Mutex<State>>,
+    pause: fn(),
+}
+
+struct State {
+    region: Words,
+    region_base: usize,
+    rng: Rng,
+    weather: Weather,
+    step: u64,
+    now_ns: u64,
+    /// Index is the link's number; `None` once nothing can come of it any more.
+    links: Vec<Option<Link>>,
+    next_read_step: u64,
+    counts: FabricCounts,
+    trace: u64,
+}
+
+impl Fabric {
+    /// A fabric over the server's `region`.
+    pub fn new(region: Words, rng: Rng, weather: Weather, pause: fn()) -> Fabric {
+        let state = State {
+            region_base: region.address_of(0),
+            region,
+            rng,
+            weather,
+            step: 0,
+            now_ns: 1_000_000_000,
+            links: Vec::new(),
+            next_read_step: u64::MAX,
+            counts: FabricCounts::default(),
+            trace: 0,
+        };
+        Fabric { state: Arc::new(Mutex::new(state)), pause }
+    }
+
+    /// Also after a panic that the simulation is about to report.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets one step of time go by.
+    pub fn step(&self) {
+        self.state().advance();
+    }
+
+    /// Steps gone by.
+    pub fn now_step(&self) -> u64 {
+        self.state().step
+    }
+
+    /// A store to the word at `address` comes next: words of READs in flight are fetched before it, and others may run.
+    pub fn before_store(&self, address: usize) {
+        let is_switch = {
+            let state = &mut *self.state();
+            let word = address.wrapping_sub(state.region_base) / WORD_BYTES;
+            if word >= state.region.len_words() {
+                return;
+            }
+            state.advance();
+            state.note_store(word);
+            state.rng.one_in(state.weather.switch_one_in)
+        };
+        if is_switch {
+            self.pause();
+        }
+    }
+
+    /// Lets others run.
+    pub fn pause(&self) {
+        (self.pause)();
+    }
+
+    /// Opens a connection.
+    pub fn connect(&self, flavour: Flavour, session: u64, staging: Words) -> SimTransport {
+        let state = &mut *self.state();
+        let capacity = state.rng.pick(&[1, 4, 64, 64]);
+        state.links.push(Some(Link::new(session, staging.clone(), capacity)));
+        SimTransport::new(self.clone(), state.links.len() - 1, flavour, staging)
+    }
+
+    /// Breaks a connection: every READ in flight fails, answers are lost, and requests under way are lost or will still
+    /// be carried out.
+    pub fn break_link(&self, link: usize, broken: Broken) {
+        self.state().break_link(link, broken);
+    }
+
+    /// Breaks all connections, as the server's end does. No request is carried out later.
+    pub fn break_all(&self, broken: Broken) {
+        let state = &mut *self.state();
+        for link in 0..state.links.len() {
+            state.break_link(link, broken.clone());
+            state.drop_requests(link);
+        }
+    }
+
+    /// Connections that are up.
+    pub fn links_up(&self) -> Vec<usize> {
+        let state = self.state();
+        let is_up = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.is_up());
+        (0..state.links.len()).filter(|&i| is_up(&state.links[i])).collect()
+    }
+
+    /// A request that has arrived at the server, of any connection.
+    pub fn receive(&self) -> Option<Received> {
+        self.state().receive()
+    }
+
+    /// True if requests are under way.
+    pub fn has_requests(&self) -> bool {
+        self.state().links.iter().flatten().any(Link::has_requests)
+    }
+
+    /// Sends a reply; it is lost if the connection is broken.
+    pub fn reply(&self, link: usize, message: Vec<u8>) {
+        self.state().reply(link, message);
+    }
+
+    /// Whether a store hit a READ that was served at once since this was asked last, of this connection.
+    pub fn take_raced(&self, link: usize) -> bool {
+        let state = &mut *self.state();
+        let raced = state.links[link].as_mut().is_some_and(Link::take_raced);
+        state.counts.racing_gets += raced as u64;
+        raced
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> FabricCounts {
+        self.state().counts
+    }
+
+    /// A hash of everything that happened so far: equal seeds have equal ones.
+    pub fn trace(&self) -> u64 {
+        self.state().trace
+    }
+}
+
+impl State {
+    fn advance(&mut self) {
+        self.step += 1;
+        self.now_ns += 1 + self.rng.below(40);
+        if self.rng.one_in(self.weather.stall_one_in) {
+            self.stall(5_000_000, 50_000_000);
+        }
+        if self.rng.one_in(self.weather.outage_one_in) {
+            self.stall(1_000_000_000, 180_000_000_000);
+        }
+        if self.step >= self.next_read_step {
+            self.fetch();
+        }
+    }
+
+    /// Some client was stopped: its clock leaps.
+    fn stall(&mut self, least_ns: u64, most_ns: u64) {
+        let ns = least_ns + self.rng.below(most_ns - least_ns);
+        let up: Vec<usize> = (0..self.links.len()).filter(|&i| self.links[i].is_some()).collect();
+        if up.is_empty() {
+            return;
+        }
+        let stalled = self.rng.pick(&up);
+        if let Some(link) = &mut self.links[stalled] {
+            link.clock_ahead_ns += ns;
+            self.counts.stalls += 1;
+        }
+    }
+
+    /// Fetches the words of READs that are due.
+    fn fetch(&mut self) {
+        let mut next = u64::MAX;
+        for (number, link) in self.links.iter_mut().enumerate() {
+            let Some(link) = link else { continue };
+            let mut i = 0;
+            while i < link.reads.len() {
+                let read = &mut link.reads[i];
+                if read.due_step <= self.step && read.advance(&self.region, &mut self.rng, self.step) {
+                    let read = link.reads.swap_remove(i);
+                    self.counts.reads += 1;
+                    self.counts.retransmissions += read.was_retransmitted as u64;
+                    let hash = read.buffer.iter().fold(number as u64, |hash, &word| mix(hash, word));
+                    self.trace = mix(mix(self.trace, self.step), hash);
+                    self.counts.racing_gets +=
+                        link.complete(read, &mut self.rng, &self.weather, self.step) as u64;
+                    continue;
+                }
+                next = next.min(read.due_step);
+                i += 1;
+            }
+        }
+        self.next_read_step = next;
+    }
+
+    /// Marks the READs that the store of `word` meets.
+    fn note_store(&mut self, word: usize) {
+        for link in self.links.iter_mut().flatten() {
+            link.note_store(word);
+        }
+    }
+
+    fn receive(&mut self) -> Option<Received> {
+        let ready: Vec<usize> = (0..self.links.len())
+            .filter(|&i| self.links[i].as_ref().is_some_and(|link| link.has_request_at(self.step)))
+            .collect();
+        if ready.is_empty() {
+            return None;
+        }
+        let number = self.rng.pick(&ready);
+        let link = self.links[number].as_mut().expect("just seen");
+        let message = link.take_request().expect("just seen");
+        self.counts.requests_after_break += !link.is_up() as u64;
+        self.trace = mix(mix(self.trace, number as u64), crate::hash::payload_hash(&message));
+        let received =
+            Received { link: number, session: link.session, message, staging: link.staging.clone() };
+        self.forget_if_over(number);
+        Some(received)
+    }
+
+    fn reply(&mut self, number: usize, message: Vec<u8>) {
+        match &mut self.links[number] {
+            Some(link) if link.is_up() => link.reply(message, &mut self.rng, &self.weather, self.step),
+            _ => self.counts.replies_lost += 1,
+        }
+    }
+
+    fn break_link(&mut self, number: usize, broken: Broken) {
+        let Some(link) = &mut self.links[number] else { return };
+        if !link.is_up() {
+            return;
+        }
+        self.counts.breaks += 1;
+        let (requests, replies) = link.break_it(broken, &mut self.rng);
+        self.counts.requests_lost += requests;
+        self.counts.replies_lost += replies;
+        self.trace = mix(self.trace, self.step);
+    }
+
+    fn drop_requests(&mut self, number: usize) {
+        if let Some(link) = &mut self.links[number] {
+            self.counts.requests_lost += link.drop_requests();
+        }
+        self.forget_if_over(number);
+    }
+
+    fn forget_if_over(&mut self, number: usize) {
+        if self.links[number].as_ref().is_some_and(Link::is_over) {
+            self.links[number] = None;
+        }
+    }
+}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

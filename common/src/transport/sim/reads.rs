@@ -1,0 +1,137 @@
+//! READs in flight: which of their words is fetched when.
+
+use std::ops::Range;
+
+use super::rng::Rng;
+use crate::region::Words;
+
+/// In which order the words of a READ are fetched.
+enum Order {
+    Ascending,
+    Descending,
+    /// From somewhere in the middle, around.
+    From(usize),
+    /// Any: the position by rank.
+    Any(Vec<u32>),
+}
+
+impl Order {
+    fn position(&self, rank: usize, len: usize) -> usize {
+        match self {
+            Order::Ascending => rank,
+            Order::Descending => len - 1 - rank,
+            Order::From(first) => (first + rank) % len,
+            Order::Any(positions) => positions[rank] as usize,
+        }
+    }
+}
+
+/// A READ in flight. All times are steps of the fabric.
+pub(super) struct Read {
+    pub(super) token: u64,
+    pub(super) at_word: usize,
+    pub(super) buffer: Vec<u64>,
+    order: Order,
+    /// Ranks of words that are still to be fetched: all, then perhaps some again.
+    ranks: Range<usize>,
+    /// Words per fetch, and steps from one to the next.
+    burst: usize,
+    gap_steps: u64,
+    /// The longest gap stands before this rank.
+    long_gap: (usize, u64),
+    /// Times that the network may still lose a part of the answer.
+    retransmissions: u32,
+    pub(super) due_step: u64,
+    /// A word of it was stored between post and completion.
+    pub(super) is_raced: bool,
+    pub(super) was_retransmitted: bool,
+}
+
+impl Read {
+    /// Draws the course of a READ that is posted at `step`.
+    pub(super) fn new(rng: &mut Rng, token: u64, at_word: usize, buffer: Vec<u64>, step: u64) -> Read {
+        let len = buffer.len();
+        let order = draw_order(rng, len);
+        let is_whole = rng.one_in(5);
+        let burst = if is_whole { len } else { (1 + rng.below(4) as usize).max(len / 128) };
+        let gap_steps = if rng.one_in(2) { 1 } else { 1 + rng.below(8) };
+        let long_steps = rng.pick(&[0, 0, 20, 200, 200, 2000]);
+        let long_gap = (1 + rng.below(len as u64) as usize, rng.below(long_steps + 1));
+        let due_step = step + rng.pick(&[0, 0, 2, 30, 400]).min(rng.below(400));
+        let retransmissions = if rng.one_in(8) { 1 + rng.below(2) as u32 } else { 0 };
+        Read {
+            token,
+            at_word,
+            ranks: 0..len,
+            buffer,
+            order,
+            burst,
+            gap_steps,
+            long_gap,
+            retransmissions,
+            due_step,
+            is_raced: false,
+            was_retransmitted: false,
+        }
+    }
+
+    /// True if it covers the word.
+    #[inline]
+    pub(super) fn covers(&self, word: usize) -> bool {
+        word.wrapping_sub(self.at_word) < self.buffer.len()
+    }
+
+    /// Fetches what is due at `step`. True once everything was fetched.
+    pub(super) fn advance(&mut self, region: &Words, rng: &mut Rng, step: u64) -> bool {
+        let mut end = self.ranks.end.min(self.ranks.start + self.burst);
+        if (self.ranks.start + 1..end).contains(&self.long_gap.0) {
+            end = self.long_gap.0;
+        }
+        for rank in self.ranks.start..end {
+            let i = self.order.position(rank, self.buffer.len());
+            self.buffer[i] = region.load(self.at_word + i);
+        }
+        self.due_step = step + self.gap_steps + if end == self.long_gap.0 { self.long_gap.1 } else { 0 };
+        self.ranks.start = end;
+        if !self.ranks.is_empty() {
+            return false;
+        }
+        if self.retransmissions == 0 {
+            return true;
+        }
+        // The answer was lost in part: the server's device fetches that part again, from memory as it is now.
+        self.retransmissions -= 1;
+        self.was_retransmitted = true;
+        let start = rng.below(self.buffer.len() as u64) as usize;
+        self.ranks = start..start + 1 + rng.below((self.buffer.len() - start) as u64) as usize;
+        self.due_step += rng.below(100);
+        false
+    }
+}
+
+/// The positions of `len` words in the order in which loads fetch them.
+pub(super) fn draw_positions(rng: &mut Rng, len: usize) -> impl Iterator<Item = usize> + use<> {
+    let order = draw_order(rng, len);
+    (0..len).map(move |rank| order.position(rank, len))
+}
+
+fn draw_order(rng: &mut Rng, len: usize) -> Order {
+    match rng.below(8) {
+        0 | 1 => Order::Ascending,
+        2 => Order::Descending,
+        3 => Order::From(rng.below(len as u64) as usize),
+        4 => Order::Any(shuffled_lines(rng, len)),
+        _ => {
+            let mut positions: Vec<u32> = (0..len as u32).collect();
+            rng.shuffle(&mut positions);
+            Order::Any(positions)
+        }
+    }
+}
+
+/// Lines in any order, the words of each ascending.
+fn shuffled_lines(rng: &mut Rng, len: usize) -> Vec<u32> {
+    let mut lines: Vec<u32> = (0..len.div_ceil(8) as u32).collect();
+    rng.shuffle(&mut lines);
+    lines.iter().flat_map(|line| line * 8..(line * 8 + 8).min(len as u32)).collect()
+}

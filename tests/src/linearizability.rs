@@ -1,0 +1,420 @@
+//! Is there an order of the operations on one key, each taking effect between its start and its end, that explains what
+//! every one of them returned? (Wing and Gong's search, with Lowe's memory of the states that were tried.)
+//!
+//! Beyond plain linearizability three things are asked, which the store promises:
+//! * writes of one client to one key happen in the order submitted, and its reads see its earlier writes, also those
+//!   that were still in flight;
+//! * versions of a key rise in the order of its writes;
+//! * a compare-and-set happens exactly if its version is that of the value before it.
+
+use std::collections::HashSet;
+
+/// One operation on the key. Starts and ends are numbers that no two of them share.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// Who.
+    pub client: u32,
+    /// When it was submitted.
+    pub start: u64,
+    /// When its result was known; `None` if it never was: it happened at any time after its start, or never.
+    pub end: Option<u64>,
+    /// What, and with which result.
+    pub kind: Kind,
+}
+
+/// What an operation did. Results of operations without an end are what was learned otherwise, or `None`.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// Stored a value; its version, if known.
+    Put {
+        /// The version.
+        version: Option<u64>,
+        /// The value, if it is too short to name its write.
+        short: Option<Vec<u8>>,
+    },
+    /// Deleted; whether the key was there.
+    Delete {
+        /// The result.
+        found: Option<bool>,
+    },
+    /// Stored a value if the version was `expected`.
+    CompareAndSet {
+        /// The version asked for.
+        expected: u64,
+        /// How it ended.
+        result: Option<CasResult>,
+        /// The version stored, if known.
+        version: Option<u64>,
+        /// As for [`Kind::Put`].
+        short: Option<Vec<u8>>,
+    },
+    /// Read the value of one write (its index among the operations).
+    GetWrite {
+        /// Index of the write.
+        write: usize,
+    },
+    /// Read a value too short to name its write.
+    GetShort {
+        /// The value.
+        value: Vec<u8>,
+        /// Its version.
+        version: u64,
+    },
+    /// Found the key absent.
+    GetAbsent,
+}
+
+/// How a compare-and-set ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CasResult {
+    /// It stored its value.
+    Stored,
+    /// The version was this one.
+    Mismatch(u64),
+    /// The key was absent.
+    NotFound,
+}
+
+/// What the search found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is an order.
+    Explained,
+    /// There is none; the furthest that any order came, for people.
+    Impossible(String),
+    /// The search was given up after so many states.
+    GivenUp(usize),
+}
+
+const ABSENT: usize = usize::MAX;
+/// States after which the search gives up.
+const STATES_MAX: usize = 2_000_000;
+
+/// Judges the operations on one key, in the order of their starts. The key is absent at first.
+pub fn check(ops: &[Op]) -> Verdict {
+    assert!(ops.windows(2).all(|pair| pair[0].start < pair[1].start), "in the order of their starts");
+    let mut search = Search::new(ops);
+    if search.explain(ABSENT) {
+        return Verdict::Explained;
+    }
+    if search.tried.len() > STATES_MAX {
+        return Verdict::GivenUp(search.tried.len());
+    }
+    Verdict::Impossible(search.furthest())
+}
+
+struct Search<'a> {
+    ops: &'a [Op],
+    is_done: Vec<bool>,
+    /// Operations with an end that are not done yet.
+    open: usize,
+    /// Writes of the same client that must have happened before, by operation.
+    before: Vec<Vec<usize>>,
+    /// Operations that are in `before` of another.
+    is_waited_for: Vec<bool>,
+    /// Writes that have certainly happened and whose version is known, by version.
+    by_version: Vec<usize>,
+    /// Versions of which the write is known.
+    versions: HashSet<u64>,
+    /// Sum over the operations done of a random number each: stands for their set.
+    set: u128,
+    tried: HashSet<(u128, usize)>,
+    fewest_open: usize,
+    at_fewest: Vec<(usize, usize)>,
+}
+
+impl<'a> Search<'a> {
+    fn new(ops: &'a [Op]) -> Search<'a> {
+        let is_write =
+            |op: &Op| matches!(op.kind, Kind::Put { .. } | Kind::Delete { .. } | Kind::CompareAndSet { .. });
+        let overlaps = |a: &Op, b: &Op| a.client == b.client && a.end.is_some_and(|end| end > b.start);
+        let before = |i: usize| {
+            let earlier = (0..i).filter(|&j| is_write(&ops[j]) && overlaps(&ops[j], &ops[i]));
+            earlier.collect()
+        };
+        let mut by_version: Vec<usize> =
+            (0..ops.len()).filter(|&i| ops[i].end.is_some() && version(&ops[i]).is_some()).collect();
+        by_version.sort_by_key(|&i| version(&ops[i]));
+        let before: Vec<Vec<usize>> = (0..ops.len()).map(before).collect();
+        let mut is_waited_for = vec![false; ops.len()];
+        before.iter().flatten().for_each(|&i| is_waited_for[i] = true);
+        let open = ops.iter().filter(|op| op.end.is_some()).count();
+        Search {
+            ops,
+            is_done: vec![false; ops.len()],
+            open,
+            before,
+            is_waited_for,
+            by_version,
+            versions: ops.iter().filter_map(version).collect(),
+            set: 0,
+            tried: HashSet::new(),
+            fewest_open: usize::MAX,
+            at_fewest: Vec::new(),
+        }
+    }
+
+    /// Whether what is not done yet can be explained from `state`: the write whose value the key has.
+    fn explain(&mut self, state: usize) -> bool {
+        let mut read = Vec::new();
+        let mut candidates = self.candidates();
+        // A read that agrees with the state may as well happen now: it changes nothing for the others.
+        while let Some(&i) =
+            candidates.iter().find(|&&i| self.ops[i].end.is_some() && self.is_read_of(i, state))
+        {
+            self.set_done(i, true);
+            read.push(i);
+            candidates = self.candidates();
+        }
+        self.note_progress(state, &candidates);
+        let is_explained = self.open == 0 || self.explain_by_write(state, candidates);
+        if !is_explained {
+            read.into_iter().for_each(|i| self.set_done(i, false));
+        }
+        is_explained
+    }
+
+    fn explain_by_write(&mut self, state: usize, candidates: Vec<usize>) -> bool {
+        if self.tried.len() > STATES_MAX || !self.tried.insert((self.set, state)) {
+            return false;
+        }
+        // Those that are known to have happened first: the others need not happen at all.
+        let (known, unknown): (Vec<usize>, Vec<usize>) =
+            candidates.iter().partition(|&&i| self.ops[i].end.is_some());
+        let unknown = unknown.into_iter().filter(|&i| self.helps(i, state, &candidates));
+        let unknown = self.without_equals(unknown);
+        for i in self.without_later_deletes(known).into_iter().chain(unknown) {
+            let Some(next) = self.after(i, state) else { continue };
+            self.set_done(i, true);
+            if self.explain(next) {
+                return true;
+            }
+            self.set_done(i, false);
+        }
+        false
+    }
+
+    /// Whether it can matter that a write of unknown outcome happens now: only if what comes right after it depends on
+    /// it. Taken out of any other place, it leaves an order that explains as much.
+    fn helps(&self, i: usize, state: usize, candidates: &[usize]) -> bool {
+        let Some(next) = self.after(i, state) else { return false };
+        candidates.iter().filter(|&&j| j != i).any(|&j| {
+            self.is_read_of(j, next)
+                || match &self.ops[j].kind {
+                    Kind::Delete { found } => next != ABSENT && *found == Some(true),
+                    Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
+                        next != ABSENT && self.can_have_version(next, *expected)
+                    }
+                    _ => false,
+                }
+        })
+    }
+
+    /// Of deletes that have happened, the one that ended first does as well as any other that no operation of the same
+    /// client waits for: exchanged for each other, both still lie between their starts and ends.
+    fn without_later_deletes(&self, mut known: Vec<usize>) -> Vec<usize> {
+        let is_delete = |i: usize| matches!(self.ops[i].kind, Kind::Delete { found: Some(true) });
+        let first = known.iter().copied().filter(|&i| is_delete(i)).min_by_key(|&i| self.ops[i].end);
+        known.retain(|&i| !is_delete(i) || Some(i) == first || self.is_waited_for[i]);
+        known
+    }
+
+    /// Of deletes of unknown outcome, and of writes whose value nobody ever saw, one does as well as any other.
+    fn without_equals(&self, unknown: impl Iterator<Item = usize>) -> Vec<usize> {
+        let (mut has_delete, mut has_unseen) = (false, false);
+        let is_first = |&i: &usize| match &self.ops[i].kind {
+            Kind::Delete { .. } => !std::mem::replace(&mut has_delete, true),
+            Kind::Put { version: None, short: None } => !std::mem::replace(&mut has_unseen, true),
+            _ => true,
+        };
+        unknown.filter(is_first).collect()
+    }
+
+    /// Operations that can be next: none that is left over ended before they began.
+    fn candidates(&self) -> Vec<usize> {
+        let (mut found, mut first_end) = (Vec::new(), u64::MAX);
+        for (i, op) in self.ops.iter().enumerate() {
+            if op.start > first_end {
+                break;
+            }
+            if !self.is_done[i] {
+                first_end = first_end.min(op.end.unwrap_or(u64::MAX));
+                found.push(i);
+            }
+        }
+        found.retain(|&i| self.ops[i].start < first_end && self.before[i].iter().all(|&j| self.is_done[j]));
+        found
+    }
+
+    /// Whether operation `i` changes nothing and returned what it returns in `state`.
+    fn is_read_of(&self, i: usize, state: usize) -> bool {
+        match &self.ops[i].kind {
+            Kind::GetAbsent => state == ABSENT,
+            Kind::GetWrite { write } => state == *write,
+            Kind::GetShort { value, version: seen } => {
+                state != ABSENT
+                    && short(&self.ops[state]).is_some_and(|short| short == value)
+                    && self.can_have_version(state, *seen)
+            }
+            Kind::Delete { found } => *found == Some(false) && state == ABSENT,
+            Kind::CompareAndSet { result: Some(CasResult::NotFound), .. } => state == ABSENT,
+            Kind::CompareAndSet { result: Some(CasResult::Mismatch(seen)), expected, .. } => {
+                state != ABSENT && seen != expected && self.can_have_version(state, *seen)
+            }
+            Kind::CompareAndSet { .. } | Kind::Put { .. } => false,
+        }
+    }
+
+    /// Whether the write has this version, or may have it: nobody knows the version of the one or the write of the other.
+    fn can_have_version(&self, write: usize, seen: u64) -> bool {
+        version(&self.ops[write]).map_or(!self.versions.contains(&seen), |version| version == seen)
+    }
+
+    /// The state after operation `i`, if it is a write that can happen in `state`.
+    fn after(&self, i: usize, state: usize) -> Option<usize> {
+        match &self.ops[i].kind {
+            Kind::Put { .. } => self.is_next_version(i).then_some(i),
+            Kind::Delete { found } => (state != ABSENT && *found != Some(false)).then_some(ABSENT),
+            Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
+                let is_expected = state != ABSENT && self.can_have_version(state, *expected);
+                (is_expected && self.is_next_version(i)).then_some(i)
+            }
+            _ => None,
+        }
+    }
+
+    /// No write of a smaller version is left over.
+    fn is_next_version(&self, i: usize) -> bool {
+        let Some(own) = version(&self.ops[i]) else { return true };
+        let left_over = self.by_version.iter().find(|&&j| !self.is_done[j]);
+        left_over.is_none_or(|&j| version(&self.ops[j]) >= Some(own))
+    }
+
+    fn set_done(&mut self, i: usize, is_done: bool) {
+        self.is_done[i] = is_done;
+        let number = (i as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let number = (number ^ number >> 61).wrapping_mul(0xbf58_476d_1ce4_e5b9_94d0_49bb_1331_11eb);
+        self.set = if is_done { self.set.wrapping_add(number) } else { self.set.wrapping_sub(number) };
+        if self.ops[i].end.is_some() {
+            self.open = if is_done { self.open - 1 } else { self.open + 1 };
+        }
+    }
+
+    fn note_progress(&mut self, state: usize, candidates: &[usize]) {
+        if self.open < self.fewest_open {
+            self.fewest_open = self.open;
+            self.at_fewest = candidates.iter().map(|&i| (i, state)).collect();
+        }
+    }
+
+    fn furthest(&self) -> String {
+        let mut text =
+            format!("{} of {} operations explained", self.ops.len() - self.fewest_open, self.ops.len());
+        if let Some(&(_, state)) = self.at_fewest.first() {
+            let state = self.ops.get(state);
+            text += &format!("\n  the key has {state:?}\n  and none of these can be next:");
+        }
+        for &(i, _) in &self.at_fewest {
+            text += &format!("\n  {i}: {:?}", self.ops[i]);
+            if let Kind::GetWrite { write } = self.ops[i].kind {
+                text += &format!(" which is {:?}", self.ops[write]);
+            }
+        }
+        text
+    }
+}
+
+fn version(op: &Op) -> Option<u64> {
+    match &op.kind {
+        Kind::Put { version, .. } | Kind::CompareAndSet { version, .. } => *version,
+        _ => None,
+    }
+}
+
+fn short(op: &Op) -> Option<&Vec<u8>> {
+    match &op.kind {
+        Kind::Put { short, .. } | Kind::CompareAndSet { short, .. } => short.as_ref(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(client: u32, start: u64, end: u64, kind: Kind) -> Op {
+        Op { client, start, end: (end != 0).then_some(end), kind }
+    }
+
+    fn put(version: u64) -> Kind {
+        Kind::Put { version: Some(version), short: None }
+    }
+
+    fn is_explained(ops: &[Op]) -> bool {
+        check(ops) == Verdict::Explained
+    }
+
+    #[test]
+    fn reads_agree_with_a_moment_between_their_start_and_end() {
+        let write = |write| Kind::GetWrite { write };
+        let history =
+            |kind, start, end| vec![op(0, 1, 2, put(1)), op(0, 4, 8, put(2)), op(1, start, end, kind)];
+        let sorted = |mut ops: Vec<Op>| {
+            ops.sort_by_key(|op| op.start);
+            ops
+        };
+        assert!(is_explained(&sorted(history(write(0), 5, 6))), "still the old value");
+        assert!(is_explained(&sorted(history(write(1), 5, 6))), "already the new value");
+        assert!(!is_explained(&sorted(history(write(0), 9, 10))), "the old value after the write");
+        assert!(!is_explained(&sorted(history(Kind::GetAbsent, 9, 10))), "nothing deleted it");
+        let back = [op(0, 1, 2, put(1)), op(0, 4, 20, put(2)), op(1, 5, 6, write(1)), op(1, 7, 8, write(0))];
+        assert!(!is_explained(&back), "new, then old");
+    }
+
+    #[test]
+    fn unknown_writes_happen_late_or_never() {
+        let unknown = op(0, 3, 0, Kind::Put { version: None, short: None });
+        let get = |write| op(1, 10, 11, Kind::GetWrite { write });
+        let again = |write| op(1, 12, 13, Kind::GetWrite { write });
+        assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0)]));
+        assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0), again(1)]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), unknown, get(1), again(0)]));
+    }
+
+    #[test]
+    fn a_client_sees_its_own_writes_in_flight() {
+        let ops = |client| {
+            [op(0, 1, 2, put(1)), op(0, 3, 9, put(2)), op(client, 4, 5, Kind::GetWrite { write: 0 })]
+        };
+        assert!(is_explained(&ops(1)));
+        assert!(!is_explained(&ops(0)));
+    }
+
+    #[test]
+    fn deletes_of_a_key_that_is_not_there_do_not_stand_in_for_others() {
+        let delete = |found| Kind::Delete { found: Some(found) };
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 9, delete(true)), op(2, 4, 5, delete(false))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, delete(false)), op(2, 5, 6, delete(true))]));
+    }
+
+    #[test]
+    fn versions_rise_and_compare_and_set_compares() {
+        assert!(!is_explained(&[op(0, 1, 2, put(5)), op(0, 3, 4, put(4))]));
+        let cas = |expected, result, version| Kind::CompareAndSet {
+            expected,
+            result: Some(result),
+            version,
+            short: None,
+        };
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(1, CasResult::Stored, Some(2)))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::Stored, Some(8)))]));
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::Mismatch(1), None))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::NotFound, None))]));
+        let deletes = [
+            op(0, 1, 2, put(1)),
+            op(0, 3, 6, Kind::Delete { found: Some(true) }),
+            op(1, 4, 5, Kind::Delete { found: Some(true) }),
+        ];
+        assert!(!is_explained(&deletes), "deleted twice");
+    }
+}

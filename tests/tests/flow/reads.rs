@@ -1,0 +1,105 @@
+//! What a GET costs, in READs of the region.
+
+use kv_client::{Client, Options, Outcome, Stats};
+
+use crate::live::server::{Live, Needs, Start};
+
+/// Keys that fill three of four slots of one index segment, which has 32,768 lines of seven slots.
+const KEYS: u64 = 32_768 * 7 * 3 / 4;
+
+/// 24 bytes, as many keys in practice have.
+fn key_of(i: u64) -> [u8; 24] {
+    let mut key = *b"user-0000000000000000000";
+    key[8..16].copy_from_slice(&i.to_le_bytes());
+    key
+}
+
+fn load(server: &Live) {
+    let mut client = server.connect();
+    for i in 0..KEYS {
+        client.submit_put(&key_of(i), &i.to_le_bytes()).unwrap();
+        while client.pending() >= 256 {
+            let done = client.wait().unwrap().unwrap();
+            assert!(matches!(done.outcome, Outcome::Put(Ok(_))), "{:?}", done.outcome);
+        }
+    }
+    while client.wait().unwrap().is_some() {}
+}
+
+/// GETs of keys in an order that is not that of their lines.
+fn get_all(client: &mut Client, step: usize) -> Stats {
+    let before = client.stats();
+    for i in (0..KEYS).step_by(step) {
+        let found = client.get_with(&key_of(i), |bytes, _| bytes == i.to_le_bytes()).unwrap();
+        assert_eq!(found, Some(true), "key {i}");
+    }
+    let after = client.stats();
+    Stats {
+        gets: after.gets - before.gets,
+        reads: after.reads - before.reads,
+        read_bytes: after.read_bytes - before.read_bytes,
+        other_keys: after.other_keys - before.other_keys,
+        index_cache_hits: after.index_cache_hits - before.index_cache_hits,
+        ..after
+    }
+}
+
+pub(crate) fn warm_gets_take_one_read_and_cold_ones_two(start: Start) {
+    let server = start(Needs { memory: "24MiB", expected_keys: KEYS, workers: 1 });
+    load(&server);
+    let mut warm = server.connect();
+    assert_eq!(warm.server_stat().unwrap().segments.index, 1);
+    let filled = warm.warm_up().unwrap();
+    assert!(filled.is_complete && filled.lines == 32_768, "{filled:?}");
+    let stats = get_all(&mut warm, 1);
+    assert_eq!(stats.gets, KEYS);
+    assert_eq!((stats.asked_server, stats.retries_torn, stats.retries_dead), (0, 0, 0));
+    // A second READ only where the fingerprint of 16 bits was another key's too.
+    let more = stats.reads - stats.gets;
+    assert!(stats.retries_stale <= stats.other_keys);
+    assert!(more <= 2 * stats.other_keys, "{more} READs beside one per GET, {} other keys", stats.other_keys);
+    assert_eq!(format!("{:.2}", stats.reads as f64 / stats.gets as f64), "1.00");
+    // Block of 56 bytes in a class of 64.
+    assert!(stats.read_bytes < KEYS * 65, "{} bytes", stats.read_bytes);
+
+    // A cache of one line: each GET finds nothing in it.
+    let mut cold = server.connect_with(&Options { index_cache_bytes: 64, ..Options::default() });
+    let stats = get_all(&mut cold, 3);
+    let reads_per_get = stats.reads as f64 / stats.gets as f64;
+    assert!((2.0..=2.02).contains(&reads_per_get), "{reads_per_get} READs per GET");
+    assert_eq!(stats.asked_server, 0);
+
+    // Half a cache is used for what it holds, and believed in nothing.
+    let mut half = server.connect_with(&Options { index_cache_bytes: 1 << 20, ..Options::default() });
+    assert!(!half.warm_up().unwrap().is_complete);
+    let stats = get_all(&mut half, 3);
+    let reads_per_get = stats.reads as f64 / stats.gets as f64;
+    assert!((1.0..=2.02).contains(&reads_per_get), "{reads_per_get} READs per GET");
+    let counters = cold.server_stat().unwrap().counters;
+    assert_eq!((counters["gets_by_server"], counters["keys"]), (0, KEYS));
+}
+
+pub(crate) fn hits_and_misses_are_counted(start: Start) {
+    let server = start(Needs::default());
+    let mut client = server.connect();
+    for i in 0..100 {
+        client.put(&key_of(i), b"value").unwrap();
+    }
+    for i in 0..300 {
+        assert_eq!(client.exists(&key_of(i)), Ok(i < 100));
+    }
+    let stats = client.stats();
+    assert_eq!((stats.gets, stats.hits, stats.misses, stats.writes), (300, 100, 200, 100));
+    assert_eq!((stats.asked_server, stats.timeouts), (0, 0));
+    assert!(stats.reads >= 300 && stats.index_cache_bytes > 0 && stats.index_cache_lookups == 300);
+    // A writer's own cache follows its writes: one READ each.
+    for i in 0..100 {
+        client.put(&key_of(i), b"another value of another size").unwrap();
+    }
+    let before = client.stats();
+    for i in 0..100 {
+        assert_eq!(client.exists(&key_of(i)), Ok(true));
+    }
+    let after = client.stats();
+    assert_eq!(after.reads - before.reads, 100 + after.other_keys - before.other_keys);
+}

@@ -1,0 +1,211 @@
+//! Starting and ending servers.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+
+use kv_client::{Client, Options};
+use kv_server::config::{Config, PagePolicy, parse_size};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{procfs, programs, try_wait_for, wait_for};
+
+/// What a test wants of its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    pub(crate) memory: &'static str,
+    pub(crate) expected_keys: u64,
+    pub(crate) workers: usize,
+}
+
+impl Default for Needs {
+    fn default() -> Needs {
+        Needs { memory: "32MiB", expected_keys: 100_000, workers: 1 }
+    }
+}
+
+/// A server that runs, wherever. It ends when this is dropped.
+pub(crate) struct Live {
+    pub(crate) url: String,
+    /// Locked by nobody: threads share this struct for its URL.
+    _server: Mutex<Box<dyn Send>>,
+}
+
+/// Starts a server and makes it reachable over some transport.
+pub(crate) type Start = fn(Needs) -> Live;
+
+impl Live {
+    pub(crate) fn connect(&self) -> Client {
+        self.connect_with(&Options::default())
+    }
+
+    pub(crate) fn connect_with(&self, options: &Options) -> Client {
+        // A loaded machine may keep an answer for longer than a user would want to wait.
+        Client::connect_with(&self.url, &Options { timeout: super::PATIENCE, ..options.clone() }).unwrap()
+    }
+}
+
+/// A server in this process, reached through shared memory.
+pub(crate) fn shm_in_process(needs: Needs) -> Live {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kv.sock");
+    let url = format!("kv+shm://{}", socket.display());
+    let running = kv_server::start(Config {
+        memory_bytes: parse_size(needs.memory).unwrap(),
+        socket,
+        workers: needs.workers,
+        hugepages: PagePolicy::Off,
+        expected_keys: Some(needs.expected_keys),
+        ..Config::default()
+    });
+    Live { url, _server: Mutex::new(Box::new((running.unwrap(), dir))) }
+}
+
+/// A `kv-server` process, reached through shared memory.
+pub(crate) fn shm_process(needs: Needs) -> Live {
+    let site = Site::new();
+    let server = site.serve_with(needs, &[]);
+    Live { url: site.url(), _server: Mutex::new(Box::new((server, site))) }
+}
+
+/// A directory of its own for a server.
+pub(crate) struct Site {
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Site {
+    pub(crate) fn new() -> Site {
+        Site { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("kv.sock")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("kv+shm://{}", self.socket().display())
+    }
+
+    /// A client that waits `timeout` at most.
+    pub(crate) fn connect(&self, timeout: std::time::Duration) -> Client {
+        Client::connect_with(&self.url(), &Options { timeout, ..Options::default() }).unwrap()
+    }
+
+    /// A `kv-server` that is ready.
+    pub(crate) fn serve(&self) -> Server {
+        self.serve_with(Needs::default(), &[])
+    }
+
+    /// A `kv-server` that is ready.
+    pub(crate) fn serve_with(&self, needs: Needs, more: &[&str]) -> Server {
+        let mut command = Command::new(programs::kv_server());
+        // Nothing of this process's environment.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KV_")) {
+            command.env_remove(name);
+        }
+        let (keys, workers) = (needs.expected_keys.to_string(), needs.workers.to_string());
+        command.args(["--memory", needs.memory, "--hugepages", "off", "--expected-keys", &keys]);
+        command.args(["--workers", &workers, "--socket"]).arg(self.socket()).args(more);
+        Server::start(command, self.dir.path().join("log"))
+    }
+}
+
+/// A running `kv-server`; killed when dropped.
+pub(crate) struct Server {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    fn start(mut command: Command, log: PathBuf) -> Server {
+        let stderr = File::options().create(true).append(true).open(&log).unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let server = Server { child, log };
+        assert!(ready.starts_with("ready "), "no readiness line; log:\n{}", server.log());
+        server
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Stops all threads of the process, and returns when they have stopped.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+        wait_for("the server is stopped", || {
+            procfs::threads(self.pid()).iter().all(|thread| thread.state == 'T').then_some(())
+        });
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Ends the process as the kernel does when memory runs out, and waits for that.
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for the end of the process.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        wait_for("the server ends", || self.child.try_wait().unwrap())
+    }
+}
+
+/// What a server holds for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    pub(crate) descriptors: usize,
+    pub(crate) channels: usize,
+    pub(crate) sessions: u64,
+}
+
+impl Server {
+    /// What it holds now, as far as `client` and the kernel know.
+    pub(crate) fn footprint(&self, client: &mut Client) -> Footprint {
+        let sessions = client.server_stat().unwrap().counters["sessions"];
+        let (descriptors, channels) = (procfs::descriptors(self.pid()), procfs::channels(self.pid()));
+        Footprint { descriptors, channels, sessions }
+    }
+
+    /// What it holds when `client` is the only one.
+    pub(crate) fn footprint_of_one(&self, client: &mut Client) -> Footprint {
+        wait_for("one session", || Some(self.footprint(client)).filter(|now| now.sessions == 1))
+    }
+
+    /// Waits until it holds no more than it did then. It may be a descriptor less: a session counts a moment before the
+    /// server closes its own descriptor of the channel.
+    pub(crate) fn wait_for_footprint(&self, then: Footprint, client: &mut Client) {
+        let mut last = None;
+        let look = || {
+            let now = last.insert(self.footprint(client));
+            let is_as_then = (now.channels, now.sessions) == (then.channels, then.sessions);
+            (is_as_then && now.descriptors <= then.descriptors).then_some(())
+        };
+        if try_wait_for(look).is_none() {
+            panic!("{last:?} now, {then:?} before");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

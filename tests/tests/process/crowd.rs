@@ -1,0 +1,129 @@
+//! Many clients, busy and idle.
+
+use std::collections::HashMap;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use kv_client::{Client, Error, Options, Outcome};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::stopped::at_rest;
+use crate::live::server::{Needs, Site};
+use crate::live::{PATIENCE, procfs, value_of, wait_for};
+
+/// A small client: three hundred full index caches are not what this is about.
+fn connect(site: &Site) -> Client {
+    let options = Options { timeout: PATIENCE, index_cache_bytes: 64 << 10 };
+    Client::connect_with(&site.url(), &options).unwrap()
+}
+
+#[test]
+fn three_hundred_clients_work_at_once_and_leave_nothing() {
+    const THREADS: u64 = 4;
+    const CLIENTS: u64 = 75;
+    let site = Site::new();
+    let server = site.serve_with(Needs { memory: "64MiB", workers: 2, ..Needs::default() }, &[]);
+    let mut client = site.connect(PATIENCE);
+    let before = server.footprint_of_one(&mut client);
+    let together = Barrier::new(THREADS as usize + 1);
+    let work = |thread: u64| {
+        let mut clients: Vec<Client> = (0..CLIENTS).map(|_| connect(&site)).collect();
+        together.wait();
+        for round in 0..3 {
+            for (i, client) in clients.iter_mut().enumerate() {
+                submit(client, thread * CLIENTS + i as u64, round);
+            }
+            for client in &mut clients {
+                while let Some(done) = client.wait().unwrap() {
+                    assert!(matches!(done.outcome, Outcome::Put(Ok(_))), "{:?}", done.outcome);
+                }
+            }
+            // All have written when anybody reads what others wrote.
+            together.wait();
+            for (i, client) in clients.iter_mut().enumerate() {
+                check(client, (thread * CLIENTS + i as u64 + 100) % (THREADS * CLIENTS), round);
+            }
+            together.wait();
+        }
+    };
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let work = &work;
+            scope.spawn(move || work(thread));
+        }
+        together.wait();
+        let all = (THREADS * CLIENTS) as usize;
+        wait_for("all are connected", || {
+            (server.footprint(&mut client).sessions == all as u64 + 1).then_some(())
+        });
+        let now = server.footprint(&mut client);
+        assert!(now.descriptors >= before.descriptors + all && now.channels >= before.channels + all);
+        for _ in 0..3 {
+            together.wait();
+            together.wait();
+        }
+    });
+    server.wait_for_footprint(before, &mut client);
+}
+
+fn submit(client: &mut Client, number: u64, round: u64) {
+    for key in 0..5 {
+        let value = value_of(number * 10 + round, 100 * key as usize);
+        client.submit_put(&[number.to_le_bytes(), u64::to_le_bytes(key)].concat(), &value).unwrap();
+    }
+}
+
+fn check(client: &mut Client, number: u64, round: u64) {
+    for key in 0..5 {
+        let found = client.get(&[number.to_le_bytes(), u64::to_le_bytes(key)].concat()).unwrap().unwrap();
+        assert!(
+            found.bytes == value_of(number * 10 + round, 100 * key as usize),
+            "client {number} key {key}"
+        );
+    }
+}
+
+fn thread_cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
+}
+
+#[test]
+fn idle_servers_idle_clients_and_waiting_clients_sleep() {
+    const WINDOW: Duration = Duration::from_secs(1);
+    let site = Site::new();
+    let server = site.serve_with(Needs { workers: 2, ..Needs::default() }, &[]);
+    let mut clients: Vec<Client> = (0..100).map(|_| connect(&site)).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        client.put(&[i as u8], b"value").unwrap();
+    }
+    // The window ends with the deadline of a PUT to a server that is stopped.
+    let other = Site::new();
+    let stopped = other.serve();
+    let mut waiting = other.connect(WINDOW);
+    stopped.freeze();
+
+    let before = at_rest(server.pid());
+    let cpu_before = thread_cpu_time();
+    let result = waiting.put(b"key", b"value");
+    let cpu_used = thread_cpu_time() - cpu_before;
+    let after = procfs::threads(server.pid());
+    assert!(matches!(result, Err(Error::OutcomeUnknown { .. })), "{result:?}");
+    // It looks for an answer for less than a millisecond, then it sleeps.
+    assert!(cpu_used < WINDOW / 10, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
+
+    let run: HashMap<&str, Duration> = before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| (after.name.as_str(), after.run - before.run))
+        .collect();
+    let workers: Vec<_> = run.iter().filter(|(name, _)| name.starts_with("kv-worker")).collect();
+    assert_eq!(workers.len(), 2);
+    assert!(workers.iter().all(|(_, run)| run.is_zero()), "{run:?}");
+    // The accept thread sets the clock 50 times a second.
+    let total: Duration = run.values().sum();
+    assert!(total < WINDOW / 20, "{total:?} in {WINDOW:?}: {run:?}");
+    for client in &mut clients {
+        client.ping().unwrap();
+    }
+}

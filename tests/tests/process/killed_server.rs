@@ -1,0 +1,138 @@
+//! A server that was killed is noticed at once, and never mixed up with its successor.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use kv_client::{Broken, Client, Error, Outcome};
+
+use crate::live::server::Site;
+
+/// Longer than any test waits: what returns before was woken.
+const FOREVER: Duration = Duration::from_secs(3600);
+const GONE: Error = Error::Broken(Broken::ServerGone);
+
+fn is_unknown<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::OutcomeUnknown { cause }) if cause.contains("the server has ended"))
+}
+
+fn assert_gone(client: &mut Client) {
+    assert_eq!(client.get(b"key"), Err(GONE));
+    assert_eq!(client.get(b"absent"), Err(GONE));
+    assert_eq!(client.exists(b"key"), Err(GONE));
+    assert_eq!(client.put(b"key", b"value"), Err(GONE));
+    assert_eq!(client.put(b"key", &[7; 100_000]), Err(GONE));
+    assert_eq!(client.delete(b"key"), Err(GONE));
+    assert_eq!(client.compare_and_set(b"key", 1, b"value"), Err(GONE));
+    assert_eq!(client.ping(), Err(GONE));
+    assert_eq!(client.multi_get(&[b"key", b"yek"]), [Err(GONE), Err(GONE)]);
+    assert_eq!(client.submit_get(b"key"), Err(GONE));
+    assert_eq!(client.submit_put(b"key", b"value"), Err(GONE));
+    assert_eq!(client.server_stat(), Err(GONE));
+    assert_eq!(client.warm_up(), Err(GONE));
+    assert_eq!((client.poll(), client.wait(), client.pending()), (Ok(None), Ok(None), 0));
+}
+
+#[test]
+fn clients_of_a_killed_server_get_errors_and_no_stale_values() {
+    let site = Site::new();
+    let mut server = site.serve();
+    let mut clients: Vec<Client> = (0..2).map(|_| site.connect(FOREVER)).collect();
+    clients[0].put(b"key", b"of the first server").unwrap();
+    for client in &mut clients {
+        assert_eq!(client.get(b"key").unwrap().unwrap().bytes, b"of the first server");
+        client.warm_up().unwrap();
+    }
+    let first = clients[0].connection().clone();
+    let [idle, busy] = &mut clients[..] else { unreachable!() };
+    let frozen = Barrier::new(2);
+    let behind = thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut client = site.connect(FOREVER);
+            frozen.wait();
+            frozen.wait();
+            client.put(b"key", b"waits")
+        });
+        frozen.wait();
+        // With the server stopped, what is asked stays unanswered until the end.
+        server.freeze();
+        frozen.wait();
+        busy.submit_put(b"key", b"in flight").unwrap();
+        busy.submit_put(b"large", &[7; 100_000]).unwrap();
+        busy.submit_delete(b"absent").unwrap();
+        for i in 0..100_u32 {
+            busy.submit_put(&i.to_le_bytes(), b"many").unwrap();
+        }
+        let behind = busy.submit_get(b"key").unwrap();
+        server.kill();
+        // It was sent, or the end came first.
+        let result = waiting.join().unwrap();
+        assert!(is_unknown(&result) || result == Err(GONE), "{result:?}");
+        behind
+    });
+    let (mut unknown, mut not_sent) = (0, 0);
+    while let Some(done) = busy.wait().unwrap() {
+        match done.outcome {
+            Outcome::Get(result) if done.ticket == behind => assert_eq!(result, Err(GONE)),
+            Outcome::Put(Err(GONE)) | Outcome::Delete(Err(GONE)) => not_sent += 1,
+            Outcome::Put(result) if is_unknown(&result) => unknown += 1,
+            Outcome::Delete(result) if is_unknown(&result) => unknown += 1,
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    assert!(
+        unknown > 3 && not_sent > 0 && unknown + not_sent == 103,
+        "{unknown} unknown, {not_sent} not sent"
+    );
+    assert_gone(idle);
+    assert_gone(busy);
+    assert!(matches!(Client::connect(&site.url()), Err(Error::Connect { .. })));
+
+    let successor = site.serve();
+    let mut fresh = site.connect(FOREVER);
+    assert_ne!(fresh.connection().incarnation, first.incarnation);
+    assert_ne!(fresh.connection().table_id, first.table_id);
+    assert_eq!(fresh.connection().server_pid, Some(successor.pid()));
+    assert_eq!(fresh.get(b"key"), Ok(None), "it starts empty");
+    fresh.put(b"key", b"of the second server").unwrap();
+    for old in &mut clients {
+        assert_gone(old);
+    }
+    assert_eq!(fresh.get(b"key").unwrap().unwrap().bytes, b"of the second server");
+}
+
+#[test]
+fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once() {
+    for round in 0..5_u64 {
+        let site = Site::new();
+        let mut server = site.serve();
+        let begun = Barrier::new(3);
+        thread::scope(|scope| {
+            let write = |writer: u64| {
+                let mut client = site.connect(FOREVER);
+                let mut last = None;
+                for i in 0.. {
+                    if i == 20 {
+                        begun.wait();
+                    }
+                    let len_bytes = [8, 9000, 3000][i as usize % 3];
+                    match client.put(&writer.to_le_bytes(), &vec![i as u8; len_bytes]) {
+                        Ok(version) => assert!(last.replace(version) < Some(version)),
+                        // Sent or not sent: nothing else.
+                        Err(error) => {
+                            assert!(error == GONE || is_unknown::<()>(&Err(error.clone())), "{error}");
+                            break;
+                        }
+                    }
+                }
+                assert_gone(&mut client);
+            };
+            scope.spawn(move || write(1));
+            scope.spawn(move || write(2));
+            begun.wait();
+            // Somewhere in what they do by now.
+            thread::sleep(Duration::from_micros(300 * round));
+            server.kill();
+        });
+    }
+}

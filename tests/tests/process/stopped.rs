@@ -1,0 +1,184 @@
+//! GETs need no processor time of the server: they go on while it is stopped.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use kv_client::{Client, Error, Options, Outcome, Ticket};
+
+use crate::live::procfs::{Thread, threads};
+use crate::live::server::Site;
+use crate::live::{PATIENCE, value_of, wait_for};
+
+const KEYS: u64 = 1000;
+/// Short, because tests wait for it; nothing depends on how short.
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+fn value(i: u64) -> Vec<u8> {
+    value_of(i, [0, 8, 100, 1000, 5000, 20_000][i as usize % 6])
+}
+
+fn load(site: &Site) {
+    let mut client = site.connect(PATIENCE);
+    for i in 0..KEYS {
+        client.put(&i.to_le_bytes(), &value(i)).unwrap();
+    }
+}
+
+fn get_all(client: &mut Client) {
+    for i in 0..KEYS {
+        let found = client.get_with(&i.to_le_bytes(), |bytes, _| bytes == value(i)).unwrap();
+        assert_eq!(found, Some(true), "key {i}");
+        assert_eq!(client.exists(&(KEYS + i).to_le_bytes()), Ok(false), "key {i}");
+    }
+}
+
+fn is_timeout<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Timeout { waited_ms }) if *waited_ms >= TIMEOUT.as_millis() as u64)
+}
+
+fn is_unknown<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::OutcomeUnknown { .. }))
+}
+
+#[test]
+fn gets_go_on_while_the_server_is_stopped_and_writes_end_by_their_deadline() {
+    let site = Site::new();
+    let server = site.serve();
+    load(&site);
+    let mut warm = site.connect(TIMEOUT);
+    warm.warm_up().unwrap();
+    let mut cold =
+        Client::connect_with(&site.url(), &Options { timeout: TIMEOUT, index_cache_bytes: 64 }).unwrap();
+    let version = cold.put(b"written", b"before").unwrap();
+    server.freeze();
+    for client in [&mut warm, &mut cold] {
+        for _ in 0..5 {
+            get_all(client);
+        }
+        let keys: Vec<[u8; 8]> = (0..2 * KEYS).map(u64::to_le_bytes).collect();
+        let found = client.multi_get(&keys).into_iter().filter(|found| found.as_ref().unwrap().is_some());
+        assert_eq!(found.count() as u64, KEYS);
+        assert_eq!(client.server_stat().unwrap().server_pid, u64::from(server.pid()));
+    }
+    assert_eq!(cold.stats().asked_server + warm.stats().asked_server, 0);
+
+    // Each write and each request ends typed, by its deadline, and GETs go on between them.
+    let began = Instant::now();
+    assert!(is_unknown(&cold.put(b"written", b"while stopped")));
+    assert!(began.elapsed() >= TIMEOUT);
+    assert_eq!(cold.get(b"written").unwrap().unwrap().version, version);
+    assert!(is_unknown(&cold.put(b"large", &value_of(1, 100_000))));
+    assert!(
+        is_timeout(&cold.put(b"second large", b"x".repeat(100_000).as_slice())),
+        "the staging area is lent"
+    );
+    assert!(is_unknown(&cold.delete(&0_u64.to_le_bytes())));
+    assert!(is_unknown(&cold.compare_and_set(&1_u64.to_le_bytes(), 1, b"no")));
+    assert!(is_timeout(&cold.ping()));
+    get_all(&mut cold);
+    assert_eq!(cold.stats().timeouts, 6);
+    let connected = Client::connect_with(&site.url(), &Options { timeout: TIMEOUT, ..Options::default() });
+    assert!(matches!(connected, Err(Error::Connect { .. })), "{connected:?}");
+
+    server.thaw();
+    let mut client = site.connect(PATIENCE);
+    // What was sent is done in its order, before what is sent now.
+    wait_for("an answer", || cold.put(b"again", b"value").ok());
+    assert_eq!(client.get(b"written").unwrap().unwrap().bytes, b"while stopped");
+    assert_eq!(client.get(b"large").unwrap().unwrap().bytes, value_of(1, 100_000));
+    assert_eq!(client.get(b"second large"), Ok(None), "it was not sent");
+    assert_eq!(client.get(&0_u64.to_le_bytes()), Ok(None));
+    assert_eq!(client.get(&1_u64.to_le_bytes()).unwrap().unwrap().bytes, value(1));
+    wait_for("a large value", || cold.put(b"second large", &value_of(2, 100_000)).ok());
+    assert_eq!(client.get(b"second large").unwrap().unwrap().bytes, value_of(2, 100_000));
+}
+
+#[test]
+fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not() {
+    let site = Site::new();
+    let server = site.serve();
+    let mut client = site.connect(TIMEOUT);
+    client.put(b"old", b"value").unwrap();
+    server.freeze();
+    let mut tickets: HashMap<Ticket, u64> =
+        (0..200).map(|i: u64| (client.submit_put(&i.to_le_bytes(), &i.to_le_bytes()).unwrap(), i)).collect();
+    let behind = client.submit_get(&7_u64.to_le_bytes()).unwrap();
+    let aside = client.submit_get(b"old").unwrap();
+    let (mut unknown, mut not_sent) = (Vec::new(), Vec::new());
+    while let Some(done) = client.wait().unwrap() {
+        match done.outcome {
+            Outcome::Put(Err(Error::OutcomeUnknown { .. })) => {
+                unknown.push(tickets.remove(&done.ticket).unwrap())
+            }
+            Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
+            Outcome::Get(result) if done.ticket == aside => {
+                assert_eq!(result.unwrap().unwrap().bytes, b"value")
+            }
+            // It waited for the PUT before it, in vain or until that had ended.
+            Outcome::Get(result) if done.ticket == behind => {
+                assert!(matches!(result, Err(Error::Timeout { .. }) | Ok(None)), "{result:?}");
+            }
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    assert!(tickets.is_empty() && !unknown.is_empty() && !not_sent.is_empty());
+    server.thaw();
+    wait_for("an answer", || client.put(b"last", b"value").ok());
+    for i in unknown {
+        assert_eq!(client.get(&i.to_le_bytes()).unwrap().unwrap().bytes, i.to_le_bytes());
+    }
+    for i in not_sent {
+        assert_eq!(client.get(&i.to_le_bytes()), Ok(None), "key {i} was not sent");
+    }
+}
+
+#[test]
+fn gets_take_no_processor_time_of_the_server() {
+    const GETS: u64 = 100_000;
+    let site = Site::new();
+    let server = site.serve();
+    load(&site);
+    let mut client = site.connect(PATIENCE);
+    let before = at_rest(server.pid());
+    let (counters, began) = (client.server_stat().unwrap().counters, Instant::now());
+    for i in 0..GETS {
+        let found = client.get_with(&(i % KEYS).to_le_bytes(), |bytes, _| bytes.len()).unwrap();
+        assert_eq!(found, Some(value(i % KEYS).len()));
+    }
+    let (after, took) = (threads(server.pid()), began.elapsed());
+    assert_eq!(client.stats().asked_server, 0);
+    let after_counters = client.server_stat().unwrap().counters;
+    for name in ["requests", "gets_by_server", "wake_ups"] {
+        assert_eq!(after_counters[name], counters[name], "{name}");
+    }
+    assert_eq!(before.len(), after.len());
+    for (before, after) in before.iter().zip(&after) {
+        if after.name == "kv-accept" {
+            // It sets the superblock's clock every 20 ms, for expiry, whatever clients do.
+            let ticks = took.as_millis() as u64 / 20 + 2;
+            let slices = after.slices - before.slices;
+            assert!(slices <= 2 * ticks, "{slices} times on a processor for {ticks} ticks of the clock");
+        } else {
+            assert_eq!((after.run, after.slices), (before.run, before.slices), "{}", after.name);
+        }
+    }
+}
+
+/// The threads of a server whose workers have gone to sleep.
+pub(crate) fn at_rest(pid: u32) -> Vec<Thread> {
+    let workers = |threads: &[Thread]| -> Vec<Thread> {
+        threads.iter().filter(|thread| thread.name.starts_with("kv-worker")).cloned().collect()
+    };
+    let mut before = threads(pid);
+    let mut since = Instant::now();
+    wait_for("the workers sleep", || {
+        let now = threads(pid);
+        if workers(&now) != workers(&before) {
+            (before, since) = (now, Instant::now());
+            return None;
+        }
+        let is_asleep = workers(&now).iter().all(|worker| worker.state == 'S');
+        // Looking for messages ends after less than a millisecond, and this is a hundred.
+        (is_asleep && since.elapsed() > Duration::from_millis(100)).then_some(now)
+    })
+}

@@ -1,0 +1,83 @@
+//! The whole store over a fabric that does its worst: real client, real table, simulated network, thread and time.
+//!
+//! ```text
+//! world    draws everything from a seed; lets tasks run, breaks, kills
+//! player   a client: its random script, and what each operation returned, told to the oracle
+//! server   a worker of the table, suspended between any two stores
+//! keys     keys that are in each other's way
+//! tasks    coroutines
+//! ```
+//!
+//! A failure prints its seed and the command that plays it again. `KV_SIM_SEEDS` is the number of seeds to play.
+
+mod keys;
+mod player;
+mod server;
+mod tasks;
+mod world;
+
+use kv_common::adversary::Mutant;
+use kv_tests::oracle::UNDECIDED;
+use world::{Totals, memory, play};
+
+fn env(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
+}
+
+#[test]
+fn random_seeds_find_nothing_wrong() {
+    let memory = memory();
+    let mut totals = Totals::default();
+    let seeds = match env("KV_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..env("KV_SIM_SEEDS").unwrap_or(200),
+    };
+    let is_single = env("KV_SIM_SEED").is_some();
+    for seed in seeds {
+        match play(&memory, seed, None) {
+            Ok(report) => {
+                if is_single {
+                    println!("{report:#?}");
+                }
+                totals.merge(&report.totals);
+            }
+            Err(wrong) => panic!(
+                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} cargo test -p kv-tests --test sim random_seeds -- --nocapture"
+            ),
+        }
+    }
+    println!("{totals:#?}");
+}
+
+#[test]
+fn a_seed_determines_everything() {
+    let memory = memory();
+    for seed in [1, 2, 3] {
+        assert_eq!(play(&memory, seed, None), play(&memory, seed, None), "seed {seed}");
+    }
+}
+
+/// Seeds within which the general simulation must find a deliberate fault.
+const MUTANT_SEEDS_MAX: u64 = 60;
+
+#[test]
+fn every_mutant_is_found() {
+    let memory = memory();
+    let mut alive = Vec::new();
+    for mutant in Mutant::ALL {
+        let found = (0..MUTANT_SEEDS_MAX).find_map(|seed| {
+            let wrong = play(&memory, seed, Some(mutant)).err()?;
+            // A judge that gave up has found nothing.
+            (!wrong.starts_with(UNDECIDED)).then_some((seed, wrong))
+        });
+        match found {
+            Some((seed, wrong)) => {
+                let wrong = wrong.lines().next().unwrap_or_default();
+                eprintln!("{mutant:?}: seed {seed}: {}", &wrong[..wrong.len().min(160)]);
+            }
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "not found within {MUTANT_SEEDS_MAX} seeds: {alive:?}");
+}

@@ -1,0 +1,444 @@
+//! A client as a task: the real client library over the fabric, doing what its random script says.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Stats, Ticket, Value};
+use kv_common::region::Words;
+use kv_common::transport::sim::{Fabric, Flavour, Rng};
+use kv_tests::oracle::{Call, OpId, Oracle, Return};
+
+use crate::tasks::pause;
+use crate::world::Totals;
+
+/// Words that a client lends for values too large for a message.
+const STAGING_WORDS: usize = 4096;
+
+/// Operations that a client has in flight on one key, at most.
+const PENDING_PER_KEY_MAX: usize = 4;
+
+/// What is common to all clients.
+pub(crate) struct Shared {
+    pub(crate) fabric: Fabric,
+    pub(crate) region_words: usize,
+    pub(crate) oracle: RefCell<Oracle>,
+    pub(crate) totals: RefCell<Totals>,
+    pub(crate) life: Cell<u32>,
+    /// The server can be connected to.
+    pub(crate) is_up: Rc<Cell<bool>>,
+    pub(crate) sessions: Cell<u64>,
+    /// All write more than they delete at the moment, or less: overflow lines come and go.
+    pub(crate) is_growing: Cell<bool>,
+    /// What was found wrong first.
+    pub(crate) wrong: RefCell<Option<String>>,
+    /// Bytes of blocks whose class is in use: values are cut to fit one of them.
+    pub(crate) block_bytes: Vec<usize>,
+}
+
+impl Shared {
+    /// Notes that something is wrong. The world stops then.
+    fn wrong(&self, what: String) {
+        self.wrong.borrow_mut().get_or_insert(what);
+    }
+}
+
+/// What a client may do to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Only read it.
+    Read,
+    /// Write it, but never delete it.
+    Keep,
+    /// Anything.
+    Any,
+}
+
+/// How one client behaves.
+#[derive(Clone, Debug)]
+pub(crate) struct PlayerPlan {
+    pub(crate) number: u32,
+    pub(crate) operations: u64,
+    /// By key.
+    pub(crate) roles: Vec<Role>,
+    pub(crate) flavours: Vec<Flavour>,
+    pub(crate) timeout: Duration,
+    pub(crate) index_cache_bytes: usize,
+    pub(crate) warms_up: bool,
+    /// Operations that it has in flight at most.
+    pub(crate) depth: usize,
+    /// Of 100 operations so many are pipelined, so many are GETs.
+    pub(crate) pipelined_percent: u64,
+    pub(crate) gets_percent: u64,
+    /// After so many operations on average, growing turns into shrinking or back.
+    pub(crate) turn_one_in: u64,
+    /// Once in so many operations it sleeps.
+    pub(crate) sleep_one_in: u64,
+}
+
+/// A client while its script runs.
+pub(crate) struct Player {
+    shared: Rc<Shared>,
+    plan: PlayerPlan,
+    rng: Rng,
+    /// The step until which it sleeps.
+    sleep_until: Rc<Cell<u64>>,
+    pending: BTreeMap<Ticket, (OpId, usize)>,
+    /// The last version seen, by key.
+    versions: Vec<u64>,
+    done: u64,
+}
+
+/// What it is connected by.
+struct Line {
+    client: Client,
+    link: usize,
+    life: u32,
+}
+
+impl Player {
+    pub(crate) fn new(shared: Rc<Shared>, plan: PlayerPlan, rng: Rng, sleep_until: Rc<Cell<u64>>) -> Player {
+        let versions = vec![0; plan.roles.len()];
+        Player { shared, plan, rng, sleep_until, pending: BTreeMap::new(), versions, done: 0 }
+    }
+
+    /// The whole script.
+    pub(crate) fn play(mut self) {
+        while self.done < self.plan.operations {
+            let Some(mut line) = self.connect() else { continue };
+            self.play_on(&mut line);
+            self.shared.totals.borrow_mut().add(&line.client.stats());
+            if let Some((ticket, op)) = self.pending.pop_first() {
+                self.shared.wrong(format!("{ticket:?}, {op:?} never completed"));
+            }
+        }
+    }
+
+    /// Reads every key once, at the end of everything.
+    pub(crate) fn read_all(mut self) {
+        let Some(mut line) = self.connect() else {
+            return self.shared.wrong("no connection at the end".into());
+        };
+        for key in 0..self.plan.roles.len() {
+            if !self.get(&mut line, key) {
+                self.shared.wrong(format!("key {key} cannot be read at the end"));
+            }
+        }
+    }
+
+    /// A connection, once the server is up. None if it broke before it was of use.
+    fn connect(&mut self) -> Option<Line> {
+        while !self.shared.is_up.get() {
+            self.sleep(100);
+        }
+        let life = self.shared.life.get();
+        let session = self.shared.sessions.get() + 1;
+        self.shared.sessions.set(session);
+        let flavour = self.rng.pick(&self.plan.flavours);
+        let transport = self.shared.fabric.connect(flavour, session, Words::zeroed(STAGING_WORDS));
+        let link = transport.link();
+        let options = Options { timeout: self.plan.timeout, index_cache_bytes: self.plan.index_cache_bytes };
+        let connected = Client::over(Box::new(transport), session, self.shared.region_words, &options);
+        match connected {
+            Ok(mut client) => {
+                if self.plan.warms_up {
+                    let _: Result<_, Error> = client.warm_up();
+                }
+                Some(Line { client, link, life })
+            }
+            Err(Error::Broken(_) | Error::Timeout { .. }) => None,
+            Err(error) => {
+                self.shared.wrong(format!("no connection: {error}"));
+                None
+            }
+        }
+    }
+
+    fn play_on(&mut self, line: &mut Line) {
+        let mut is_up = true;
+        while is_up && self.done < self.plan.operations {
+            self.done += 1;
+            if self.rng.one_in(self.plan.turn_one_in) {
+                self.shared.is_growing.set(!self.shared.is_growing.get());
+            }
+            if self.rng.one_in(self.plan.sleep_one_in) {
+                let steps = self.rng.pick(&[10, 100, 1000, 1000, 10_000]);
+                self.sleep(steps);
+            }
+            is_up = match self.rng.below(200) {
+                0 => self.survives(line.client.server_stat().map(drop)),
+                1..10 => self.multi_get(line),
+                n if n < 10 + 2 * self.plan.pipelined_percent => self.submit(line),
+                _ => self.call(line),
+            };
+            is_up &= self.take_completions(line);
+        }
+        while line.client.pending() > 0 {
+            match line.client.wait() {
+                Ok(Some(done)) => self.complete(done.ticket, done.outcome),
+                Ok(None) => break,
+                Err(error) => return self.shared.wrong(format!("waiting failed: {error}")),
+            }
+        }
+    }
+
+    fn sleep(&mut self, steps_max: u64) {
+        self.sleep_until.set(self.shared.fabric.now_step() + self.rng.below(steps_max));
+        pause();
+    }
+
+    /// One blocking call.
+    fn call(&mut self, line: &mut Line) -> bool {
+        let key = self.draw_key();
+        let call = self.draw_call(key);
+        if call == Call::Get {
+            return self.get(line, key);
+        }
+        let (op, bytes) = self.begin(line, key, call);
+        let name = self.key_bytes(key);
+        let outcome = match call {
+            Call::Get => unreachable!("done above"),
+            Call::Put { .. } => Outcome::Put(line.client.put(&name, &bytes)),
+            Call::Delete => Outcome::Delete(line.client.delete(&name)),
+            Call::CompareAndSet { expected, .. } => {
+                Outcome::CompareAndSet(line.client.compare_and_set(&name, expected, &bytes))
+            }
+        };
+        self.finish(op, key, outcome)
+    }
+
+    fn get(&mut self, line: &mut Line, key: usize) -> bool {
+        let (op, name) = (self.begin(line, key, Call::Get).0, self.key_bytes(key));
+        let result = match self.rng.below(3) {
+            0 => line.client.get(&name),
+            1 => {
+                let mut bytes = vec![1];
+                let version = line.client.get_into(&name, &mut bytes);
+                version.map(|found| found.map(|version| Value { bytes, version }))
+            }
+            _ => line.client.get_with(&name, |bytes, version| Value { bytes: bytes.to_vec(), version }),
+        };
+        self.shared.fabric.take_raced(line.link);
+        self.finish(op, key, Outcome::Get(result))
+    }
+
+    fn multi_get(&mut self, line: &mut Line) -> bool {
+        let keys: Vec<usize> = (0..1 + self.rng.below(20)).map(|_| self.draw_key()).collect();
+        let names: Vec<Vec<u8>> = keys.iter().map(|&key| self.key_bytes(key)).collect();
+        let ops: Vec<OpId> = keys.iter().map(|&key| self.begin(line, key, Call::Get).0).collect();
+        let results = line.client.multi_get(&names);
+        self.shared.fabric.take_raced(line.link);
+        let mut is_up = true;
+        for ((key, op), result) in keys.into_iter().zip(ops).zip(results) {
+            is_up &= self.finish(op, key, Outcome::Get(result));
+        }
+        is_up
+    }
+
+    /// Submits one operation, or several.
+    fn submit(&mut self, line: &mut Line) -> bool {
+        for _ in 0..1 + self.rng.below(self.plan.depth as u64) {
+            if self.pending.len() >= self.plan.depth {
+                return true;
+            }
+            let key = self.draw_key();
+            // What overlaps on one key multiplies the orders that the judge has to look at.
+            if self.pending.values().filter(|&&(_, other)| other == key).count() >= PENDING_PER_KEY_MAX {
+                continue;
+            }
+            let call = self.draw_call(key);
+            let (op, bytes) = self.begin(line, key, call);
+            let name = self.key_bytes(key);
+            let ticket = match call {
+                Call::Get => line.client.submit_get(&name),
+                Call::Put { .. } => line.client.submit_put(&name, &bytes),
+                Call::Delete => line.client.submit_delete(&name),
+                Call::CompareAndSet { expected, .. } => {
+                    line.client.submit_compare_and_set(&name, expected, &bytes)
+                }
+            };
+            match ticket {
+                Ok(ticket) => {
+                    if self.pending.insert(ticket, (op, key)).is_some() {
+                        self.shared.wrong(format!("{ticket:?} was given out twice"));
+                    }
+                }
+                Err(error) => {
+                    self.end(op, Return::NoEffect);
+                    return self.survives(Err(error));
+                }
+            }
+        }
+        true
+    }
+
+    fn take_completions(&mut self, line: &mut Line) -> bool {
+        if self.rng.one_in(4) {
+            pause();
+        }
+        for _ in 0..self.rng.below(4) {
+            match line.client.poll() {
+                Ok(Some(done)) => self.complete(done.ticket, done.outcome),
+                Ok(None) => return true,
+                Err(error) => return self.survives(Err(error)),
+            }
+        }
+        true
+    }
+
+    fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
+        match self.pending.remove(&ticket) {
+            Some((op, key)) => {
+                self.finish(op, key, outcome);
+            }
+            None => self.shared.wrong(format!("{ticket:?} completed, and is not pending: {outcome:?}")),
+        }
+    }
+
+    /// Notes how an operation ended. False if the connection is no more.
+    fn finish(&mut self, op: OpId, key: usize, outcome: Outcome) -> bool {
+        let (back, error) = match outcome {
+            Outcome::Get(Ok(Some(Value { bytes, version }))) => {
+                self.versions[key] = version;
+                (Return::Found { version, bytes }, None)
+            }
+            Outcome::Get(Ok(None)) | Outcome::CompareAndSet(Ok(CasOutcome::NotFound)) => {
+                (Return::Absent, None)
+            }
+            Outcome::Put(Ok(version)) | Outcome::CompareAndSet(Ok(CasOutcome::Stored(version))) => {
+                self.versions[key] = version;
+                (Return::Stored(version), None)
+            }
+            Outcome::CompareAndSet(Ok(CasOutcome::Mismatch(version))) => (Return::Mismatch(version), None),
+            Outcome::Delete(Ok(found)) => (Return::Deleted(found), None),
+            Outcome::Put(Err(error)) | Outcome::Delete(Err(error)) | Outcome::CompareAndSet(Err(error)) => {
+                let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
+                (if is_unknown { Return::Unknown } else { Return::NoEffect }, Some(error))
+            }
+            Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
+            Outcome::Ping(result) => return self.survives(result),
+        };
+        self.end(op, back);
+        self.survives(error.map_or(Ok(()), Err))
+    }
+
+    /// Whether the connection is still good after this. Errors that should not be are noted.
+    fn survives(&self, result: Result<(), Error>) -> bool {
+        let mut totals = self.shared.totals.borrow_mut();
+        match result {
+            Ok(()) => true,
+            Err(Error::OutcomeUnknown { .. }) => {
+                totals.unknown += 1;
+                true
+            }
+            Err(Error::Timeout { .. } | Error::TooManyInFlight { .. }) => true,
+            Err(Error::Refused(
+                Refusal::RegionFull { .. } | Refusal::HomeFull { .. } | Refusal::StagedChanged { .. },
+            )) => {
+                totals.refused += 1;
+                true
+            }
+            Err(Error::Broken(_)) => false,
+            Err(error) => {
+                self.shared.wrong(format!("an error that nothing here brings about: {error}"));
+                false
+            }
+        }
+    }
+
+    fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
+        let mut oracle = self.shared.oracle.borrow_mut();
+        let op = oracle.begin(line.life, self.plan.number, key, call);
+        let has_value = matches!(call, Call::Put { .. } | Call::CompareAndSet { .. });
+        let bytes = if has_value { oracle.value(op) } else { Vec::new() };
+        (op, bytes)
+    }
+
+    fn end(&self, op: OpId, back: Return) {
+        if let Err(what) = self.shared.oracle.borrow_mut().end(op, back) {
+            self.shared.wrong(what);
+        }
+    }
+
+    fn key_bytes(&self, key: usize) -> Vec<u8> {
+        self.shared.oracle.borrow().keys()[key].bytes.clone()
+    }
+
+    /// Some keys are asked for more often than others.
+    fn draw_key(&mut self) -> usize {
+        let keys = self.plan.roles.len() as u64;
+        let bound = if self.rng.one_in(3) { keys.min(4) } else { keys };
+        self.rng.below(bound) as usize
+    }
+
+    fn draw_call(&mut self, key: usize) -> Call {
+        let role = self.plan.roles[key];
+        if role == Role::Read || self.rng.below(100) < self.plan.gets_percent {
+            return Call::Get;
+        }
+        let len_bytes = self.draw_len(key);
+        match self.rng.below(10) {
+            0 => Call::CompareAndSet { expected: self.versions[key], len_bytes },
+            n if role == Role::Any && (n < 3 || n < 8 && !self.shared.is_growing.get()) => Call::Delete,
+            _ => Call::Put { len_bytes },
+        }
+    }
+
+    /// A length that brings the block into one of the classes in use, often to its very end.
+    fn draw_len(&mut self, key: usize) -> usize {
+        let overhead = 24 + self.shared.oracle.borrow().keys()[key].bytes.len();
+        let block_bytes = self.rng.pick(&self.shared.block_bytes);
+        if self.rng.one_in(40) {
+            return self.rng.below(9) as usize;
+        }
+        block_bytes.saturating_sub(overhead + self.rng.pick(&[0, 0, 1, 7, 8, 15]))
+    }
+}
+
+/// Sums over clients.
+pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
+    let Stats {
+        gets,
+        hits,
+        misses,
+        writes,
+        reads,
+        read_bytes,
+        index_cache_hits,
+        index_cache_lookups,
+        index_cache_bytes: _,
+        retries_torn,
+        retries_stale,
+        retries_dead,
+        other_keys,
+        overflow_reused,
+        overflow_reads,
+        slow_lookups,
+        directory_refreshes,
+        place_epochs,
+        asked_server,
+        waited_for_own_write,
+        timeouts,
+    } = *of;
+    into.gets += gets;
+    into.hits += hits;
+    into.misses += misses;
+    into.writes += writes;
+    into.reads += reads;
+    into.read_bytes += read_bytes;
+    into.index_cache_hits += index_cache_hits;
+    into.index_cache_lookups += index_cache_lookups;
+    into.retries_torn += retries_torn;
+    into.retries_stale += retries_stale;
+    into.retries_dead += retries_dead;
+    into.other_keys += other_keys;
+    into.overflow_reused += overflow_reused;
+    into.overflow_reads += overflow_reads;
+    into.slow_lookups += slow_lookups;
+    into.directory_refreshes += directory_refreshes;
+    into.place_epochs += place_epochs;
+    into.asked_server += asked_server;
+    into.waited_for_own_write += waited_for_own_write;
+    into.timeouts += timeouts;
+}

@@ -1,0 +1,316 @@
+//! One seed: a server, some clients, a fabric, and what befalls them.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use kv_client::{Broken, Stats};
+use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
+use kv_common::transport::sim::{Fabric, FabricCounts, Flavour, Rng, Weather};
+use kv_tests::oracle::{Checked, Key, Oracle};
+
+use crate::keys;
+use crate::player::{Player, PlayerPlan, Role, Shared, sum_stats};
+use crate::server::{Memory, Server, ServerPlan};
+use crate::tasks::{self, Task, pause};
+
+/// Segments of the region: the superblock's, the directory's, one of index lines, and the rest for blocks. There are
+/// about as many classes in use, so that now and then the region is full.
+const SEGMENTS: usize = 10;
+/// No seed takes so many steps.
+const STEPS_MAX: u64 = 100_000_000;
+
+/// What the clients of one or many seeds counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) stats: Stats,
+    pub(crate) fabric: FabricCounts,
+    pub(crate) checked: Checked,
+    /// Writes of unknown outcome, as the clients were told.
+    pub(crate) unknown: u64,
+    /// Requests that the server refused: no room.
+    pub(crate) refused: u64,
+    /// Servers killed.
+    pub(crate) kills: u64,
+    pub(crate) steps: u64,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, stats: &Stats) {
+        sum_stats(&mut self.stats, stats);
+    }
+
+    /// Adds what another seed counted.
+    pub(crate) fn merge(&mut self, other: &Totals) {
+        self.add(&other.stats);
+        let (sum, fabric) = (&mut self.fabric, &other.fabric);
+        sum.reads += fabric.reads;
+        sum.racing_gets += fabric.racing_gets;
+        sum.retransmissions += fabric.retransmissions;
+        sum.breaks += fabric.breaks;
+        sum.requests_lost += fabric.requests_lost;
+        sum.replies_lost += fabric.replies_lost;
+        sum.requests_after_break += fabric.requests_after_break;
+        sum.stalls += fabric.stalls;
+        self.checked.histories += other.checked.histories;
+        self.checked.operations += other.checked.operations;
+        self.checked.unknown += other.checked.unknown;
+        self.unknown += other.unknown;
+        self.refused += other.refused;
+        self.kills += other.kills;
+        self.steps += other.steps;
+    }
+}
+
+/// What a seed that found nothing wrong leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) totals: Totals,
+    pub(crate) trace: u64,
+}
+
+/// Plays one seed. The error says what is wrong.
+pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
+    set_mutant(mutant);
+    let result = catch_unwind(AssertUnwindSafe(|| World::new(memory, seed).play()));
+    set_mutant(None);
+    set_store_hook(None);
+    tasks::leave();
+    memory.clear();
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("a panic: {}", text.unwrap_or("without text")))
+    })
+}
+
+/// A region of the size that the world wants.
+pub(crate) fn memory() -> Memory {
+    Memory::new(SEGMENTS)
+}
+
+struct Actor {
+    task: Task,
+    sleep_until: Rc<Cell<u64>>,
+}
+
+struct World<'a> {
+    memory: &'a Memory,
+    rng: Rng,
+    fabric: Fabric,
+    shared: Rc<Shared>,
+    server: Option<Server>,
+    server_plan: ServerPlan,
+    server_sleeps_until: u64,
+    actors: Vec<Actor>,
+    plans: Vec<PlayerPlan>,
+    /// Once in so many of its turns the server loses the processor for long.
+    preempt_one_in: u64,
+    break_one_in: u64,
+    kill_one_in: u64,
+    kills: u64,
+}
+
+impl<'a> World<'a> {
+    fn new(memory: &'a Memory, seed: u64) -> World<'a> {
+        let mut rng = Rng::new(seed);
+        let weather = Weather {
+            switch_one_in: rng.pick(&[1, 2, 4, 16, 64]),
+            stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
+            outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
+            late_steps_max: rng.pick(&[0, 5, 50, 500]),
+            burst_one_in: rng.pick(&[0, 10, 50]),
+        };
+        let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
+        let (hash_seed, plans, keys) = draw_players(&mut rng);
+        let block_bytes = draw_classes(&mut rng);
+        let shared = Rc::new(Shared {
+            fabric: fabric.clone(),
+            region_words: memory.words.len_words(),
+            oracle: RefCell::new(Oracle::new(keys)),
+            totals: RefCell::default(),
+            life: Cell::new(0),
+            is_up: Rc::default(),
+            sessions: Cell::new(0),
+            is_growing: Cell::new(true),
+            wrong: RefCell::default(),
+            block_bytes,
+        });
+        let server_plan = ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) };
+        memory.hook(&fabric);
+        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
+        let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
+        let preempt_one_in = rng.pick(&[0, 30, 300, 3000]);
+        World {
+            memory,
+            rng,
+            fabric,
+            shared,
+            server,
+            server_plan,
+            server_sleeps_until: 0,
+            actors: Vec::new(),
+            plans,
+            preempt_one_in,
+            break_one_in,
+            kill_one_in,
+            kills: 0,
+        }
+    }
+
+    fn play(mut self) -> Result<Report, String> {
+        for plan in self.plans.clone() {
+            self.enter(plan, Player::play);
+        }
+        self.run_actors()?;
+        (self.break_one_in, self.kill_one_in) = (0, 0);
+        let reader = PlayerPlan {
+            number: self.plans.len() as u32,
+            timeout: Duration::from_secs(1 << 32),
+            ..self.plans[0].clone()
+        };
+        while self.server.is_none() || self.fabric.has_requests() {
+            self.turn();
+            self.check()?;
+        }
+        self.enter(reader, Player::read_all);
+        self.run_actors()?;
+        self.server.take().expect("it is never killed any more").end()?;
+        let checked = self.shared.oracle.borrow().check()?;
+        let mut totals = *self.shared.totals.borrow();
+        (totals.fabric, totals.checked, totals.kills) = (self.fabric.counts(), checked, self.kills);
+        totals.steps = self.fabric.now_step();
+        Ok(Report { totals, trace: self.fabric.trace() })
+    }
+
+    fn enter(&mut self, plan: PlayerPlan, script: fn(Player)) {
+        let sleep_until = Rc::new(Cell::new(0));
+        let player = Player::new(Rc::clone(&self.shared), plan, self.rng.fork(), Rc::clone(&sleep_until));
+        self.actors.push(Actor { task: Task::new(move || script(player)), sleep_until });
+    }
+
+    fn run_actors(&mut self) -> Result<(), String> {
+        while !self.actors.is_empty() {
+            self.turn();
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(wrong) = self.shared.wrong.take() {
+            return Err(wrong);
+        }
+        if self.fabric.now_step() > STEPS_MAX {
+            return Err(format!("no end after {STEPS_MAX} steps"));
+        }
+        Ok(())
+    }
+
+    /// One turn of one task, or a misfortune.
+    fn turn(&mut self) {
+        self.fabric.step();
+        if self.rng.one_in(self.break_one_in) {
+            let up = self.fabric.links_up();
+            if !up.is_empty() {
+                self.fabric.break_link(self.rng.pick(&up), Broken::Closed);
+            }
+        }
+        let now = self.fabric.now_step();
+        if self.rng.one_in(2) {
+            return self.turn_of_server(now);
+        }
+        let awake: Vec<usize> =
+            (0..self.actors.len()).filter(|&i| self.actors[i].sleep_until.get() <= now).collect();
+        if awake.is_empty() {
+            return;
+        }
+        let chosen = self.rng.pick(&awake);
+        if self.actors[chosen].task.run() {
+            self.actors.swap_remove(chosen);
+        }
+    }
+
+    fn turn_of_server(&mut self, now: u64) {
+        if now < self.server_sleeps_until {
+            return;
+        }
+        match &mut self.server {
+            None => {
+                let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
+                self.server = Some(Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up));
+            }
+            Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
+            Some(server) => {
+                server.run();
+                if self.rng.one_in(self.preempt_one_in) {
+                    let steps = self.rng.pick(&[20, 200, 200, 2000]);
+                    self.server_sleeps_until = now + self.rng.below(steps);
+                }
+            }
+        }
+    }
+
+    fn kill(&mut self, now: u64) {
+        self.kills += 1;
+        self.shared.is_up.set(false);
+        if let Some(server) = self.server.take() {
+            server.kill(self.memory);
+        }
+        self.fabric.break_all(Broken::ServerGone);
+        self.memory.clear();
+        self.shared.life.set(self.shared.life.get() + 1);
+        self.server_sleeps_until = now + self.rng.below(2000);
+    }
+}
+
+/// Clients, what each may do, and the keys.
+fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
+    let clients = 2 + rng.below(4) as usize;
+    let count = rng.pick(&[4, 10, 30, 45]);
+    let (hash_seed, names) = keys::draw(rng, count);
+    // Of every three keys one is for all, one has a single writer that never deletes it, and one is deleted by two.
+    let kind: Vec<(u64, usize)> =
+        names.iter().map(|_| (rng.below(4), rng.below(clients as u64) as usize)).collect();
+    let keys = names
+        .iter()
+        .zip(&kind)
+        .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
+    let keys = keys.collect();
+    let (pipelined_percent, gets_percent) = (rng.pick(&[0, 40, 90]), rng.pick(&[30, 50, 70]));
+    let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
+    let operations = 200 + rng.below(600);
+    let plans = (0..clients).map(|client| PlayerPlan {
+        number: client as u32,
+        operations,
+        roles: kind
+            .iter()
+            .map(|&(kind, owner)| match kind {
+                0 if owner == client => Role::Keep,
+                0 => Role::Read,
+                1 if owner != client && (owner + 1) % clients != client => Role::Read,
+                _ => Role::Any,
+            })
+            .collect(),
+        flavours: rng
+            .pick(&[&[Flavour::Posted][..], &[Flavour::Loads], &[Flavour::Posted, Flavour::Loads]])
+            .to_vec(),
+        timeout: Duration::from_millis(rng.pick(&[5, 100, 5000, 5000])),
+        index_cache_bytes: rng.pick(&[64, 512, 64 << 10, 64 << 20]),
+        warms_up: rng.one_in(8),
+        depth: rng.pick(&[2, 8, 40]),
+        pipelined_percent,
+        gets_percent,
+        turn_one_in,
+        sleep_one_in,
+    });
+    (hash_seed, plans.collect(), keys)
+}
+
+/// Bytes of the blocks in use, drawn so that keys move between classes or stay in theirs.
+fn draw_classes(rng: &mut Rng) -> Vec<usize> {
+    let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
+    let count = 1 + rng.below(6);
+    (0..count).map(|_| if rng.one_in(4) { rng.pick(&all) } else { rng.pick(&all[..6]) }).collect()
+}
