@@ -62,7 +62,7 @@ printf 'running: %s\nstopped: %s\n' "$first" "$second"
 [ "$first" = "$second" ] || die "the two reads differ"
 
 say "YCSB-B (95 % reads, 5 % updates, zipfian) for $seconds s"
-"$bin/kv-bench" load --recordcount 100000
+"$bin/kv-bench" load --workload b --recordcount 100000
 "$bin/kv-bench" run --workload b --recordcount 100000 --duration "${seconds}s" --verify
 
 say "what the server counted (read from its memory, too)"

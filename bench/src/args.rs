@@ -94,6 +94,9 @@ pub struct DriveArgs {
 /// Arguments of `load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
+    /// The workload that the records are for: a, b, c, d or f. They all work on the same records.
+    #[arg(long, ignore_case = true, hide_possible_values = true, value_name = "a|b|c|d|f")]
+    pub(crate) workload: Option<Workload>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]

@@ -133,6 +133,9 @@ impl LoadArgs {
     /// # Errors
     /// Arguments that make no sense.
     pub fn plan(&self) -> Result<RunPlan, UsageError> {
+        if self.workload.is_some_and(|workload| workload.mix().is_none()) {
+            return Err(UsageError::Scans);
+        }
         let workload = workload_plan(&self.records, "load", Mix::INSERTS)?;
         base_plan(&self.records, &self.drive, workload)
     }
