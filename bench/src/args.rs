@@ -159,7 +159,7 @@ pub struct RunArgs {
 /// What the store is compared with, besides the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
-    /// DashMap<Vec<u8>, Vec<u8>> with xxh3 in this process, the value copied out.
+    /// `DashMap<Vec<u8>, Vec<u8>>` with xxh3 in this process, the value copied out.
     Dashmap,
 }
 

@@ -140,3 +140,15 @@ fn what_does_not_fit_into_memory_is_refused() {
         assert!(errors.contains("--recordcount"), "{errors}");
     }
 }
+
+#[test]
+fn no_server_is_exit_code_3() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("kv+shm://{}/kv.sock", dir.path().display());
+    for command in ["run --workload c", "load", "compare"] {
+        let output = bench(&format!("{command} --url {url}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{command}: {errors}");
+        assert!(errors.contains(&url), "{command}: {errors}");
+    }
+}
