@@ -100,14 +100,16 @@ impl Get {
         }
     }
 
-    /// A GET whose first match in the index cache has been read; go on with those words.
+    /// A GET whose first match in the index cache, `slot`, has been read; go on with those words. `matches` is what the
+    /// cache has now.
     pub(crate) fn at_cached_block(
         hash: KeyHash,
         home: LineNumber,
+        slot: Slot,
         matches: Matches,
         place_epoch: u64,
     ) -> Get {
-        let phase = Phase::Block { slot: matches.slots()[0], is_cached: true };
+        let phase = Phase::Block { slot, is_cached: true };
         Get { home, phase, matches, tried: 1, place_epoch, ..Get::new(hash) }
     }
 

@@ -49,6 +49,7 @@ pub use stats::Stats;
 
 use driver::{Driver, GetNow, check_value};
 use fork::ForkGuard;
+use kv_common::hash::KeyHash;
 use op::Write;
 use transport::AnyTransport;
 
@@ -207,18 +208,19 @@ impl Client {
         mut visit: impl FnMut(usize, Result<Option<(&[u8], Version)>, Error>),
     ) {
         const AHEAD: usize = 16;
-        let is_usable = |client: &Client, key: &K| client.check(key.as_ref()).is_ok();
         for (batch_index, batch) in keys.chunks(AHEAD).enumerate() {
-            for key in batch.iter().filter(|key| is_usable(self, key)) {
-                self.driver.prefetch_lines(key.as_ref());
+            let place_epoch = self.driver.cache.place_epoch();
+            let mut probes = [(KeyHash(0), None); AHEAD];
+            for ((hash, _), key) in probes.iter_mut().zip(batch) {
+                *hash = self.driver.prefetch_lines(key.as_ref());
             }
-            for key in batch.iter().filter(|key| is_usable(self, key)) {
-                self.driver.prefetch_block(key.as_ref());
+            for (hash, slot) in &mut probes[..batch.len()] {
+                *slot = self.driver.prefetch_block(*hash);
             }
-            for (i, key) in batch.iter().enumerate() {
+            for (i, (key, &(hash, slot))) in batch.iter().zip(&probes).enumerate() {
                 let index = batch_index * AHEAD + i;
                 let key = key.as_ref();
-                let found = self.check(key).and_then(|()| self.driver.get_now(key));
+                let found = self.check(key).and_then(|()| self.driver.get_at(key, hash, slot, place_epoch));
                 match found {
                     Ok(GetNow::Found { version, value }) => {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));
