@@ -94,6 +94,10 @@ impl<T: Transport> Driver<T> {
         };
         self.stats.reads += 1;
         self.stats.read_bytes += len_words as u64 * 8;
+        if len_words > LINE_WORDS * 4 {
+            // The copy's loads fill the processor's window after some lines; this asks for all lines at once.
+            self.transport.prefetch(slot.place().word(), len_words.min(PREFETCH_WORDS_MAX));
+        }
         let Some(epoch_now) = self.read_into_scratch(slot.place().word(), len_words)? else {
             return Ok(GetNow::Submit);
         };
