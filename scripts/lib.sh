@@ -41,3 +41,8 @@ need_rust() {
     [ "$(printf '%s\n' "$minimum" "$found" | sort -V | head -n1)" = "$minimum" ] ||
         die "cargo is $found, Rust $minimum or newer is needed: rustup update"
 }
+
+# .cargo/config.toml asks for AVX2; where the processor has none, build for any x86-64.
+if [ "$(uname -m)" = x86_64 ] && ! grep -qw avx2 /proc/cpuinfo && [ -z "${RUSTFLAGS:-}" ]; then
+    export RUSTFLAGS="-C target-cpu=x86-64"
+fi
