@@ -9,6 +9,7 @@ use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Stats, Tic
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return};
+use kv_tests::value::NAMED_BYTES_MIN;
 
 use crate::tasks::pause;
 use crate::world::Totals;
@@ -400,7 +401,8 @@ impl Player {
         if self.rng.one_in(40) {
             return self.rng.below(9) as usize;
         }
-        block_bytes.saturating_sub(overhead + self.rng.pick(&[0, 0, 1, 7, 8, 15]))
+        let unused = self.rng.pick(&[0, 0, 1, 7, 8, 15]);
+        block_bytes.saturating_sub(overhead + unused).max(NAMED_BYTES_MIN)
     }
 }
 

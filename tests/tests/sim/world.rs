@@ -116,9 +116,10 @@ impl<'a> World<'a> {
     fn new(memory: &'a Memory, seed: u64) -> World<'a> {
         let mut rng = Rng::new(seed);
         let weather = Weather {
-            switch_one_in: rng.pick(&[1, 2, 4, 16, 64]),
+            switch_one_in: rng.pick(&[1, 1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
             outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
+            quick_percent: rng.pick(&[0, 0, 50, 95]),
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
         };
@@ -141,7 +142,7 @@ impl<'a> World<'a> {
         memory.hook(&fabric);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 30, 300, 3000]);
+        let preempt_one_in = rng.pick(&[0, 10, 30, 300]);
         World {
             memory,
             rng,
@@ -218,7 +219,7 @@ impl<'a> World<'a> {
             }
         }
         let now = self.fabric.now_step();
-        if self.rng.one_in(2) {
+        if now >= self.server_sleeps_until && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -233,9 +234,6 @@ impl<'a> World<'a> {
     }
 
     fn turn_of_server(&mut self, now: u64) {
-        if now < self.server_sleeps_until {
-            return;
-        }
         match &mut self.server {
             None => {
                 let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
@@ -278,7 +276,7 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         .zip(&kind)
         .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
     let keys = keys.collect();
-    let (pipelined_percent, gets_percent) = (rng.pick(&[0, 40, 90]), rng.pick(&[30, 50, 70]));
+    let pipelined_percent = rng.pick(&[0, 40, 90]);
     let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
     let operations = 200 + rng.below(600);
     let plans = (0..clients).map(|client| PlayerPlan {
@@ -301,7 +299,8 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         warms_up: rng.one_in(8),
         depth: rng.pick(&[2, 8, 40]),
         pipelined_percent,
-        gets_percent,
+        // Whoever only reads goes on while the server stands between two stores.
+        gets_percent: rng.pick(&[30, 50, 70, 100]),
         turn_one_in,
         sleep_one_in,
     });
