@@ -82,8 +82,8 @@ pub enum Verdict {
     Explained,
     /// There is none; the furthest that any order came, for people.
     Impossible(String),
-    /// The search was given up after so many states.
-    GivenUp(usize),
+    /// The search was given up after very many states; the furthest that any order came, for people.
+    GivenUp(String),
 }
 
 const ABSENT: usize = usize::MAX;
@@ -98,7 +98,7 @@ pub fn check(ops: &[Op]) -> Verdict {
         return Verdict::Explained;
     }
     if search.tried.len() > STATES_MAX {
-        return Verdict::GivenUp(search.tried.len());
+        return Verdict::GivenUp(search.furthest());
     }
     Verdict::Impossible(search.furthest())
 }
@@ -112,7 +112,7 @@ struct Search<'a> {
     before: Vec<Vec<usize>>,
     /// Operations that are in `before` of another.
     is_waited_for: Vec<bool>,
-    /// Writes that have certainly happened and whose version is known, by version.
+    /// Writes whose version is known, by version. All of them have happened.
     by_version: Vec<usize>,
     /// Versions of which the write is known.
     versions: HashSet<u64>,
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
             earlier.collect()
         };
         let mut by_version: Vec<usize> =
-            (0..ops.len()).filter(|&i| ops[i].end.is_some() && version(&ops[i]).is_some()).collect();
+            (0..ops.len()).filter(|&i| version(&ops[i]).is_some()).collect();
         by_version.sort_by_key(|&i| version(&ops[i]));
         let before: Vec<Vec<usize>> = (0..ops.len()).map(before).collect();
         let mut is_waited_for = vec![false; ops.len()];
@@ -219,12 +219,13 @@ impl<'a> Search<'a> {
         known
     }
 
-    /// Of deletes of unknown outcome, and of writes whose value nobody ever saw, one does as well as any other.
+    /// Of deletes of unknown outcome, of writes whose value nobody ever saw, and of those of the same short value, one
+    /// does as well as any other.
     fn without_equals(&self, unknown: impl Iterator<Item = usize>) -> Vec<usize> {
-        let (mut has_delete, mut has_unseen) = (false, false);
+        let mut kinds = HashSet::new();
         let is_first = |&i: &usize| match &self.ops[i].kind {
-            Kind::Delete { .. } => !std::mem::replace(&mut has_delete, true),
-            Kind::Put { version: None, short: None } => !std::mem::replace(&mut has_unseen, true),
+            Kind::Delete { .. } => kinds.insert(None),
+            Kind::Put { version: None, short } => kinds.insert(Some(short)),
             _ => true,
         };
         unknown.filter(is_first).collect()

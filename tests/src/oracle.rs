@@ -262,8 +262,8 @@ impl Oracle {
             checked.unknown += ops.iter().filter(|op| op.end.is_none()).count() as u64;
             match linearizability::check(&ops) {
                 Verdict::Explained => {}
-                Verdict::GivenUp(states) => {
-                    return Err(format!("{UNDECIDED}: key {key} in life {life}, after {states} states"));
+                Verdict::GivenUp(furthest) => {
+                    return Err(format!("{UNDECIDED}: key {key} in life {life}: {furthest}"));
                 }
                 Verdict::Impossible(furthest) => {
                     let bytes = String::from_utf8_lossy(&self.keys[key].bytes);

@@ -8,9 +8,9 @@ use kv_common::hash::KeyHash;
 use kv_common::transport::sim::Rng;
 
 /// Hash seeds that tables of the simulation have: looking for keys takes a while, so there are few.
-const HASH_SEEDS: [u64; 4] = [0x5eed_0001, 0x5eed_0002, 0x5eed_0003, 0x5eed_0004];
-/// Keys to choose from: some 20 per home, and about 80 pairs share home and fingerprint.
-const CANDIDATES: u64 = 600_000;
+const HASH_SEEDS: [u64; 2] = [0x5eed_0001, 0x5eed_0002];
+/// Keys to choose from: some 50 per home, enough for a chain of overflow lines; and hundreds of twins.
+const CANDIDATES: u64 = 1_500_000;
 /// Homes with twins that are kept, the most crowded ones.
 const CLUSTERS: usize = 8;
 
@@ -37,7 +37,7 @@ pub(crate) fn draw(rng: &mut Rng, count: usize) -> (u64, Vec<Vec<u8>>) {
         rng.shuffle(&mut others);
         others.extend(&cluster.neighbours);
         // One home is crowded, the other less so: overflow lines go from one to the other.
-        let share = if keys.len() < 4 { count * 2 / 3 } else { count / 4 };
+        let share = if keys.len() < 4 { count * 4 / 5 } else { count / 4 };
         keys.extend(others.into_iter().take(share).cloned());
     }
     let stem = keys[0].clone();

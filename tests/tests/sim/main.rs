@@ -64,19 +64,22 @@ const MUTANT_SEEDS_MAX: u64 = 60;
 #[test]
 fn every_mutant_is_found() {
     let memory = memory();
+    let wanted = std::env::var("KV_SIM_MUTANT").ok();
+    let is_wanted = |mutant: &&Mutant| wanted.as_ref().is_none_or(|wanted| *wanted == format!("{mutant:?}"));
     let mut alive = Vec::new();
-    for mutant in Mutant::ALL {
-        let found = (0..MUTANT_SEEDS_MAX).find_map(|seed| {
-            let wrong = play(&memory, seed, Some(mutant)).err()?;
-            // A judge that gave up has found nothing.
-            (!wrong.starts_with(UNDECIDED)).then_some((seed, wrong))
-        });
-        match found {
+    for mutant in Mutant::ALL.iter().filter(is_wanted) {
+        // A judge that gave up has found nothing.
+        let find = |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
+        match (0..MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, find(seed)?))) {
             Some((seed, wrong)) => {
                 let wrong = wrong.lines().next().unwrap_or_default();
-                eprintln!("{mutant:?}: seed {seed}: {}", &wrong[..wrong.len().min(160)]);
+                println!("{mutant:?}: seed {seed}: {wrong}");
             }
             None => alive.push(mutant),
+        }
+        if let (Some(_), Some(seeds)) = (&wanted, env("KV_SIM_SEEDS")) {
+            let found = (0..seeds).filter(|&seed| find(seed).is_some()).count();
+            println!("{mutant:?}: found by {found} of {seeds} seeds");
         }
     }
     assert!(alive.is_empty(), "not found within {MUTANT_SEEDS_MAX} seeds: {alive:?}");

@@ -9,6 +9,7 @@ use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Stats, Tic
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return};
+use kv_tests::value::NAMED_BYTES_MIN;
 
 use crate::tasks::pause;
 use crate::world::Totals;
@@ -31,6 +32,10 @@ pub(crate) struct Shared {
     pub(crate) sessions: Cell<u64>,
     /// All write more than they delete at the moment, or less: overflow lines come and go.
     pub(crate) is_growing: Cell<bool>,
+    /// GETs that have ended, with a value or without.
+    pub(crate) gets_ended: Cell<u64>,
+    /// The key that was written last.
+    pub(crate) written: Cell<usize>,
     /// What was found wrong first.
     pub(crate) wrong: RefCell<Option<String>>,
     /// Bytes of blocks whose class is in use: values are cut to fit one of them.
@@ -71,6 +76,10 @@ pub(crate) struct PlayerPlan {
     /// Of 100 operations so many are pipelined, so many are GETs.
     pub(crate) pipelined_percent: u64,
     pub(crate) gets_percent: u64,
+    /// Of 100 operations so many are on the key that was written last.
+    pub(crate) follow_percent: u64,
+    /// Every third operation is on one of so many keys.
+    pub(crate) hot_keys: u64,
     /// After so many operations on average, growing turns into shrinking or back.
     pub(crate) turn_one_in: u64,
     /// Once in so many operations it sleeps.
@@ -298,6 +307,9 @@ impl Player {
 
     /// Notes how an operation ended. False if the connection is no more.
     fn finish(&mut self, op: OpId, key: usize, outcome: Outcome) -> bool {
+        if matches!(outcome, Outcome::Get(_)) {
+            self.shared.gets_ended.set(self.shared.gets_ended.get() + 1);
+        }
         let (back, error) = match outcome {
             Outcome::Get(Ok(Some(Value { bytes, version }))) => {
                 self.versions[key] = version;
@@ -350,6 +362,9 @@ impl Player {
     fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
         let mut oracle = self.shared.oracle.borrow_mut();
         let op = oracle.begin(line.life, self.plan.number, key, call);
+        if call != Call::Get {
+            self.shared.written.set(key);
+        }
         let has_value = matches!(call, Call::Put { .. } | Call::CompareAndSet { .. });
         let bytes = if has_value { oracle.value(op) } else { Vec::new() };
         (op, bytes)
@@ -365,10 +380,14 @@ impl Player {
         self.shared.oracle.borrow().keys()[key].bytes.clone()
     }
 
-    /// Some keys are asked for more often than others.
+    /// Some keys are asked for more often than others, and those most that somebody is writing.
     fn draw_key(&mut self) -> usize {
+        if self.rng.below(100) < self.plan.follow_percent {
+            return self.shared.written.get();
+        }
         let keys = self.plan.roles.len() as u64;
-        let bound = if self.rng.one_in(3) { keys.min(4) } else { keys };
+        let hot_keys = self.plan.hot_keys.min(keys);
+        let bound = if hot_keys > 0 && self.rng.one_in(3) { hot_keys } else { keys };
         self.rng.below(bound) as usize
     }
 
@@ -380,7 +399,7 @@ impl Player {
         let len_bytes = self.draw_len(key);
         match self.rng.below(10) {
             0 => Call::CompareAndSet { expected: self.versions[key], len_bytes },
-            n if role == Role::Any && (n < 3 || n < 8 && !self.shared.is_growing.get()) => Call::Delete,
+            n if role == Role::Any && n <= if self.shared.is_growing.get() { 1 } else { 7 } => Call::Delete,
             _ => Call::Put { len_bytes },
         }
     }
@@ -392,7 +411,8 @@ impl Player {
         if self.rng.one_in(40) {
             return self.rng.below(9) as usize;
         }
-        block_bytes.saturating_sub(overhead + self.rng.pick(&[0, 0, 1, 7, 8, 15]))
+        let unused = self.rng.pick(&[0, 0, 1, 7, 8, 15]);
+        block_bytes.saturating_sub(overhead + unused).max(NAMED_BYTES_MIN)
     }
 }
 

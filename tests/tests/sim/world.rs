@@ -102,7 +102,9 @@ struct World<'a> {
     shared: Rc<Shared>,
     server: Option<Server>,
     server_plan: ServerPlan,
+    /// The server stands until this step, or until the clients have ended so many GETs in all.
     server_sleeps_until: u64,
+    server_waits_for: u64,
     actors: Vec<Actor>,
     plans: Vec<PlayerPlan>,
     /// Once in so many of its turns the server loses the processor for long.
@@ -116,10 +118,11 @@ impl<'a> World<'a> {
     fn new(memory: &'a Memory, seed: u64) -> World<'a> {
         let mut rng = Rng::new(seed);
         let weather = Weather {
-            switch_one_in: rng.pick(&[1, 2, 4, 16, 64]),
+            switch_one_in: rng.pick(&[1, 1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
             outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
-            late_steps_max: rng.pick(&[0, 5, 50, 500]),
+            quick_percent: rng.pick(&[0, 50, 95]),
+            late_steps_max: rng.pick(&[0, 0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
         };
         let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
@@ -134,6 +137,8 @@ impl<'a> World<'a> {
             is_up: Rc::default(),
             sessions: Cell::new(0),
             is_growing: Cell::new(true),
+            written: Cell::new(0),
+            gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
         });
@@ -141,7 +146,7 @@ impl<'a> World<'a> {
         memory.hook(&fabric);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 30, 300, 3000]);
+        let preempt_one_in = rng.pick(&[0, 10, 30, 100]);
         World {
             memory,
             rng,
@@ -150,6 +155,7 @@ impl<'a> World<'a> {
             server,
             server_plan,
             server_sleeps_until: 0,
+            server_waits_for: 0,
             actors: Vec::new(),
             plans,
             preempt_one_in,
@@ -218,7 +224,9 @@ impl<'a> World<'a> {
             }
         }
         let now = self.fabric.now_step();
-        if self.rng.one_in(2) {
+        let is_server_awake =
+            now >= self.server_sleeps_until || self.shared.gets_ended.get() >= self.server_waits_for;
+        if is_server_awake && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -233,9 +241,6 @@ impl<'a> World<'a> {
     }
 
     fn turn_of_server(&mut self, now: u64) {
-        if now < self.server_sleeps_until {
-            return;
-        }
         match &mut self.server {
             None => {
                 let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
@@ -245,8 +250,9 @@ impl<'a> World<'a> {
             Some(server) => {
                 server.run();
                 if self.rng.one_in(self.preempt_one_in) {
-                    let steps = self.rng.pick(&[20, 200, 200, 2000]);
+                    let (gets, steps) = (self.rng.pick(&[1, 2, 4, 8]), self.rng.pick(&[20, 200, 2000, 4000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
+                    self.server_waits_for = self.shared.gets_ended.get() + gets;
                 }
             }
         }
@@ -262,13 +268,14 @@ impl<'a> World<'a> {
         self.memory.clear();
         self.shared.life.set(self.shared.life.get() + 1);
         self.server_sleeps_until = now + self.rng.below(2000);
+        self.server_waits_for = u64::MAX;
     }
 }
 
 /// Clients, what each may do, and the keys.
 fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let clients = 2 + rng.below(4) as usize;
-    let count = rng.pick(&[4, 10, 30, 45]);
+    let count = rng.pick(&[4, 4, 10, 30, 50]);
     let (hash_seed, names) = keys::draw(rng, count);
     // Of every three keys one is for all, one has a single writer that never deletes it, and one is deleted by two.
     let kind: Vec<(u64, usize)> =
@@ -278,9 +285,10 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         .zip(&kind)
         .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
     let keys = keys.collect();
-    let (pipelined_percent, gets_percent) = (rng.pick(&[0, 40, 90]), rng.pick(&[30, 50, 70]));
+    let pipelined_percent = rng.pick(&[0, 40, 90]);
     let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
-    let operations = 200 + rng.below(600);
+    let operations = (200 + rng.below(600)) * if count > 30 { 2 } else { 1 };
+    let hot_keys = rng.pick(&[0, 4]);
     let plans = (0..clients).map(|client| PlayerPlan {
         number: client as u32,
         operations,
@@ -301,7 +309,10 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         warms_up: rng.one_in(8),
         depth: rng.pick(&[2, 8, 40]),
         pipelined_percent,
-        gets_percent,
+        // Whoever only reads goes on while the server stands between two stores.
+        gets_percent: rng.pick(&[30, 50, 70, 100]),
+        follow_percent: rng.pick(&[0, 20, 60]),
+        hot_keys,
         turn_one_in,
         sleep_one_in,
     });

@@ -270,7 +270,7 @@ impl Transport for SimTransport {
                 link.reads.len() + link.completions.len() < READS_MAX + 2,
                 "READs beyond what the connection may have in flight"
             );
-            let read = Read::new(rng, token, at_word, buffer, cx.step);
+            let read = Read::new(rng, cx.weather.quick_percent, token, at_word, buffer, cx.step);
             link.reads.push(read);
             link.reads.last().map_or(u64::MAX, |read| read.due_step)
         });

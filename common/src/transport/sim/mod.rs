@@ -32,6 +32,8 @@ pub struct Weather {
     pub stall_one_in: u64,
     /// Once in so many steps some client was stopped for seconds or minutes.
     pub outage_one_in: u64,
+    /// Of 100 READs so many are served in one step, soon.
+    pub quick_percent: u64,
     /// Steps that a message or a completion is late, at most.
     pub late_steps_max: u64,
     /// Once in so many completions the next ones are held back, to come in a burst.

@@ -49,16 +49,25 @@ pub(super) struct Read {
 
 impl Read {
     /// Draws the course of a READ that is posted at `step`.
-    pub(super) fn new(rng: &mut Rng, token: u64, at_word: usize, buffer: Vec<u64>, step: u64) -> Read {
+    pub(super) fn new(
+        rng: &mut Rng,
+        quick_percent: u64,
+        token: u64,
+        at_word: usize,
+        buffer: Vec<u64>,
+        step: u64,
+    ) -> Read {
         let len = buffer.len();
-        let order = draw_order(rng, len);
-        let is_whole = rng.one_in(5);
+        let is_quick = rng.below(100) < quick_percent;
+        let order = if is_quick { Order::Ascending } else { draw_order(rng, len) };
+        let is_whole = is_quick || rng.one_in(5);
         let burst = if is_whole { len } else { (1 + rng.below(4) as usize).max(len / 128) };
         let gap_steps = if rng.one_in(2) { 1 } else { 1 + rng.below(8) };
-        let long_steps = rng.pick(&[0, 0, 20, 200, 200, 2000]);
+        let long_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 20, 200, 200, 2000]) };
         let long_gap = (1 + rng.below(len as u64) as usize, rng.below(long_steps + 1));
-        let due_step = step + rng.pick(&[0, 0, 2, 30, 400]).min(rng.below(400));
-        let retransmissions = if rng.one_in(8) { 1 + rng.below(2) as u32 } else { 0 };
+        let late_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 2, 30, 400]) };
+        let due_step = step + late_steps.min(rng.below(400));
+        let retransmissions = if !is_quick && rng.one_in(8) { 1 + rng.below(2) as u32 } else { 0 };
         Read {
             token,
             at_word,
