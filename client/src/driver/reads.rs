@@ -85,13 +85,13 @@ impl<T: Transport> Driver<T> {
         if self.broken.is_some() || self.is_behind_write(hash) {
             return Ok(GetNow::Submit);
         }
-        self.stats.index_cache_lookups += 1;
         // Whatever is read from here on is at least as new as what the slot was learned under.
         let Some((slot, len_words)) = slot.and_then(|slot| Some((slot, self.view.block_words(slot)?))) else {
             let mut get = Get::new(hash);
             let action = self.step(&mut get, None, self.cache.place_epoch());
             return self.run_now(key, get, action);
         };
+        self.stats.index_cache_lookups += 1;
         self.stats.reads += 1;
         self.stats.read_bytes += len_words as u64 * 8;
         if len_words > LINE_WORDS * 4 {
@@ -198,7 +198,6 @@ impl<T: Transport> Driver<T> {
 
     /// Starts a submitted GET, or starts it over.
     pub(super) fn start_get(&mut self, key: usize) {
-        self.stats.index_cache_lookups += 1;
         self.advance(key, None);
     }
 

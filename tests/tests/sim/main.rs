@@ -69,7 +69,8 @@ fn every_mutant_is_found() {
     let mut alive = Vec::new();
     for mutant in Mutant::ALL.iter().filter(is_wanted) {
         // A judge that gave up has found nothing.
-        let find = |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
+        let find =
+            |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
         match (0..MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, find(seed)?))) {
             Some((seed, wrong)) => {
                 let wrong = wrong.lines().next().unwrap_or_default();
