@@ -40,6 +40,7 @@ use std::time::Duration;
 
 pub use driver::WarmUp;
 pub use error::Error;
+pub use kv_common::hello::HelloRefusal;
 pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use kv_common::transport::Broken;
 pub use kv_common::wire::Refusal;
@@ -115,8 +116,9 @@ impl Client {
     /// Connects to the server that `url` names: `kv+shm:///path/of/socket`, or the path of a socket.
     ///
     /// # Errors
-    /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it does not want this
-    /// client (not there, not permitted, another protocol version, silent), [`Error::Identity`] if what it serves is
+    /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it is silent,
+    /// [`Error::NotAdmitted`] if it does not take this client (not permitted, too many clients, another protocol
+    /// version), [`Error::Identity`] if what it serves is
     /// no table that this library reads.
     pub fn connect(url: &str) -> Result<Client, Error> {
         Client::connect_with(url, &Options::default())
@@ -138,7 +140,8 @@ impl Client {
     /// The value of `key`, or `None` if it is absent.
     ///
     /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`].
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`], [`Error::TooManyInFlight`] (as
+    /// every call, if that many were submitted and not taken).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Error> {
         self.get_with(key, |bytes, version| Value { bytes: bytes.to_vec(), version })
     }

@@ -126,7 +126,7 @@ impl CliError {
             | CliError::Client(
                 Error::KeyEmpty | Error::KeyTooLong { .. } | Error::ValueTooLarge { .. } | Error::Url { .. },
             ) => 2,
-            CliError::Client(Error::Refused(_)) => 4,
+            CliError::Client(Error::Refused(_) | Error::NotAdmitted { .. }) => 4,
             CliError::Client(_) => 3,
         }
     }
