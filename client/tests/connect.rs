@@ -40,7 +40,9 @@ fn connect_to<R: Send>(
 fn error_from(serve: impl FnOnce(UnixStream) + Send) -> String {
     let options = Options { timeout: PATIENCE, ..Options::default() };
     connect_to(serve, &options, |client| match client {
-        Err(error @ (Error::Connect { .. } | Error::Identity(_))) => error.to_string(),
+        Err(error @ (Error::Connect { .. } | Error::NotAdmitted { .. } | Error::Identity(_))) => {
+            error.to_string()
+        }
         other => panic!("{other:?}"),
     })
 }
