@@ -40,6 +40,8 @@ stage "lints" cargo clippy --workspace --all-targets --quiet -- -D warnings
 stage "licences, bans, sources" cargo deny --log-level error check licenses bans sources
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 stage "layout example" python3 docs/layout_example.py
+# The programs that the tests start, without the features that tests switch on.
+stage "programs" cargo build --profile test --quiet -p kv-server -p kv-bench --bin kv-server --bin kv-bench
 stage "tests" cargo test --workspace --no-fail-fast
 stage "loom" env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
     cargo test -p kv-common --lib --release -- loom
