@@ -20,6 +20,9 @@ const STAGING_WORDS: usize = 4096;
 /// Operations that a client has in flight on one key, at most.
 const PENDING_PER_KEY_MAX: usize = 4;
 
+/// Operations of a client that only reads, at most.
+const READER_OPERATIONS_MAX: u64 = 4000;
+
 /// What is common to all clients.
 pub(crate) struct Shared {
     pub(crate) fabric: Fabric,
@@ -32,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: Cell<u64>,
     /// All write more than they delete at the moment, or less: overflow lines come and go.
     pub(crate) is_growing: Cell<bool>,
+    /// Clients that write and are not done.
+    pub(crate) writers: Cell<u64>,
     /// GETs that have ended, with a value or without.
     pub(crate) gets_ended: Cell<u64>,
     /// The key that was written last.
@@ -86,6 +91,13 @@ pub(crate) struct PlayerPlan {
     pub(crate) sleep_one_in: u64,
 }
 
+impl PlayerPlan {
+    /// It does nothing but read.
+    pub(crate) fn is_reader(&self) -> bool {
+        self.gets_percent == 100
+    }
+}
+
 /// A client while its script runs.
 pub(crate) struct Player {
     shared: Rc<Shared>,
@@ -114,7 +126,7 @@ impl Player {
 
     /// The whole script.
     pub(crate) fn play(mut self) {
-        while self.done < self.plan.operations {
+        while self.goes_on() {
             let Some(mut line) = self.connect() else { continue };
             self.play_on(&mut line);
             self.shared.totals.borrow_mut().add(&line.client.stats());
@@ -122,6 +134,17 @@ impl Player {
                 self.shared.wrong(format!("{ticket:?}, {op:?} never completed"));
             }
         }
+        if !self.plan.is_reader() {
+            self.shared.writers.set(self.shared.writers.get() - 1);
+        }
+    }
+
+    /// Whoever only reads goes on, within bounds, until the others are done.
+    fn goes_on(&self) -> bool {
+        if !self.plan.is_reader() {
+            return self.done < self.plan.operations;
+        }
+        self.shared.writers.get() > 0 && self.done < READER_OPERATIONS_MAX
     }
 
     /// Reads every key once, at the end of everything.
@@ -166,7 +189,7 @@ impl Player {
 
     fn play_on(&mut self, line: &mut Line) {
         let mut is_up = true;
-        while is_up && self.done < self.plan.operations {
+        while is_up && self.goes_on() {
             self.done += 1;
             if self.rng.one_in(self.plan.turn_one_in) {
                 self.shared.is_growing.set(!self.shared.is_growing.get());

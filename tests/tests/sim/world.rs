@@ -138,6 +138,7 @@ impl<'a> World<'a> {
             sessions: Cell::new(0),
             is_growing: Cell::new(true),
             written: Cell::new(0),
+            writers: Cell::new(plans.iter().filter(|plan| !plan.is_reader()).count() as u64),
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
@@ -146,7 +147,7 @@ impl<'a> World<'a> {
         memory.hook(&fabric);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 10, 30, 100]);
+        let preempt_one_in = rng.pick(&[0, 4, 10, 30]);
         World {
             memory,
             rng,
@@ -309,8 +310,8 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         warms_up: rng.one_in(8),
         depth: rng.pick(&[2, 8, 40]),
         pipelined_percent,
-        // Whoever only reads goes on while the server stands between two stores.
-        gets_percent: rng.pick(&[30, 50, 70, 100]),
+        // Whoever only reads goes on while the server stands between two stores. The first client writes.
+        gets_percent: if client == 0 { 50 } else { rng.pick(&[30, 60, 100, 100]) },
         follow_percent: rng.pick(&[0, 20, 60]),
         hot_keys,
         turn_one_in,
