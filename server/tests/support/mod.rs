@@ -92,8 +92,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(mut command: Command, log: &Path) -> Server {
-        let mut child = command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
+    pub(crate) fn start(command: Command, log: &Path) -> Server {
+        Server::start_logging_to(File::create(log).unwrap(), command, log)
+    }
+
+    /// A server whose standard error is `stderr`; it has a log that can be read only if that is the file `log`.
+    pub(crate) fn start_logging_to(stderr: impl Into<Stdio>, mut command: Command, log: &Path) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         let server = Server { child, ready, log: log.to_owned() };
@@ -102,7 +107,7 @@ impl Server {
     }
 
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
+        std::fs::read_to_string(&self.log).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
     pub(crate) fn pid(&self) -> u32 {
