@@ -147,7 +147,7 @@ impl<'a> World<'a> {
         memory.hook(&fabric);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 4, 10, 30]);
+        let preempt_one_in = rng.pick(&[0, 2, 4, 10]);
         World {
             memory,
             rng,
@@ -251,7 +251,7 @@ impl<'a> World<'a> {
             Some(server) => {
                 server.run();
                 if self.rng.one_in(self.preempt_one_in) {
-                    let (gets, steps) = (self.rng.pick(&[1, 2, 4, 8]), self.rng.pick(&[20, 200, 2000, 4000]));
+                    let (gets, steps) = (self.rng.pick(&[1, 4, 8, 16]), self.rng.pick(&[50, 500, 4000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
                 }
@@ -312,7 +312,7 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         pipelined_percent,
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: if client == 0 { 50 } else { rng.pick(&[30, 60, 100, 100]) },
-        follow_percent: rng.pick(&[0, 20, 60]),
+        follow_percent: rng.pick(&[0, 30, 80]),
         hot_keys,
         turn_one_in,
         sleep_one_in,
