@@ -14,7 +14,7 @@ need_rust
 need python3 python3 "the worked example of docs/layout.md is checked by an implementation of its own"
 if ! cargo deny --version >/dev/null 2>&1; then
     say "installing cargo-deny: it checks the licences and sources of the dependencies (takes some minutes, once)"
-    cargo install --locked --debug --quiet cargo-deny
+    cargo install --locked --debug --quiet --version '^0.20' cargo-deny
 fi
 
 work=$(mktemp -d)

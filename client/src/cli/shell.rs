@@ -6,7 +6,8 @@ use kv_client::Client;
 
 use super::{CliError, End, io};
 
-const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help";
+const HELP: &str =
+    "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help | quit";
 
 pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
     let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -17,6 +18,9 @@ pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
         write!(stdout, "{prompt}").and_then(|()| stdout.flush()).map_err(failed)?;
         let Some(line) = lines.next() else { return Ok(End::Done) };
         let line = line.map_err(failed)?;
+        if matches!(line.trim_ascii(), b"quit" | b"exit") {
+            return Ok(End::Done);
+        }
         let answer = match answer(client, line.trim_ascii()) {
             Ok(answer) => answer,
             // A refusal or a deadline ends one command, not the shell; a lost connection ends both.
