@@ -35,8 +35,10 @@ impl Exit {
     /// How a program ends that could not go on because of `error`.
     pub const fn of_error(error: &StoreError) -> Self {
         match error {
-            StoreError::NoConnection(_) => Self::NoConnection,
-            _ => Self::Refused,
+            StoreError::NoConnection(_) | StoreError::NoAnswer(_) | StoreError::Unknown(_) => {
+                Self::NoConnection
+            }
+            StoreError::Refused(_) | StoreError::Failed(_) => Self::Refused,
         }
     }
 

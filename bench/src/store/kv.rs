@@ -71,6 +71,7 @@ fn store_error(error: Error) -> StoreError {
             StoreError::Refused(text)
         }
         Error::OutcomeUnknown { .. } => StoreError::Unknown(text),
+        Error::Timeout { .. } => StoreError::NoAnswer(text),
         _ => StoreError::Failed(text),
     }
 }
