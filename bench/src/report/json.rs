@@ -47,7 +47,8 @@ pub struct RunJson {
     pub throughput_ops_per_s: f64,
     /// The rate that was asked for.
     pub target_ops_per_s: Option<f64>,
-    /// Processor time of the server during the measurement; null if its process is not known.
+    /// Processor time of the server during the measurement; null if its process is not known,
+    /// or if it or one of its threads ended meanwhile.
     pub server_cpu_s: Option<f64>,
     /// READs per GET; null if the store does not count them.
     pub reads_per_get: Option<f64>,

@@ -213,7 +213,7 @@ pub fn run<F: Factory, C: Clock>(
         Ok(RunResult {
             seconds: tally.active_ns as f64 / 1e9,
             tally,
-            server_cpu_s: cpu_before.zip(cpu_after).map(|(before, after)| after.seconds_since(&before)),
+            server_cpu_s: cpu_before.zip(cpu_after).and_then(|(before, after)| after.seconds_since(&before)),
             version_base: shared.base,
         })
     })
