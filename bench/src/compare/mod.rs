@@ -163,7 +163,7 @@ pub fn compare<A: Factory, B: Factory, F: Factory, K: Clock>(
         let rounds = (contest.rounds, plan.puts);
         puts = Some(puts::measure(&mut store.open()?, &plan.workload, plan.shape, rounds, base, clock)?);
     }
-    let server_cpu_s = cpu_before.zip(cpu_after).map(|(before, after)| after.seconds_since(&before));
+    let server_cpu_s = cpu_before.zip(cpu_after).and_then(|(before, after)| after.seconds_since(&before));
     Ok(CompareResult { contenders, puts, verified, server_cpu_s })
 }
 

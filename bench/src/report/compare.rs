@@ -217,7 +217,11 @@ impl CompareReport<'_> {
         for (theirs, peer) in self.peers() {
             show(out, theirs, Some(peer))?;
         }
-        writeln!(out)
+        writeln!(
+            out,
+            "one after the other: the processor overlaps neighbouring reads; serial: each read needs the value \
+             before, one read in flight\n"
+        )
     }
 
     fn write_store(&self, out: &mut String) -> std::fmt::Result {
@@ -383,5 +387,11 @@ mod tests {
         {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+        let after_table = text.lines().skip_while(|line| !line.starts_with("floor")).nth(1).unwrap();
+        assert_eq!(
+            after_table,
+            "one after the other: the processor overlaps neighbouring reads; serial: each read needs the value \
+             before, one read in flight"
+        );
     }
 }

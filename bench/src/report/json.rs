@@ -47,7 +47,8 @@ pub struct RunJson {
     pub throughput_ops_per_s: f64,
     /// The rate that was asked for.
     pub target_ops_per_s: Option<f64>,
-    /// Processor time of the server during the measurement; null if its process is not known.
+    /// Processor time of the server during the measurement; null if its process is not known,
+    /// or if it or one of its threads ended meanwhile.
     pub server_cpu_s: Option<f64>,
     /// READs per GET; null if the store does not count them.
     pub reads_per_get: Option<f64>,
@@ -67,7 +68,8 @@ pub struct RunJson {
     pub null_ns_per_op: f64,
     /// Measured skew of the distribution.
     pub skew: Option<Skew>,
-    /// By kind of operation.
+    /// By kind of operation. All kinds are there; those that the run did not use have `count` 0 and `latency_ns`
+    /// null.
     pub ops: BTreeMap<&'static str, OpJson>,
     /// What else is known about the store.
     pub store: BTreeMap<&'static str, String>,
@@ -95,7 +97,7 @@ pub struct OpJson {
     pub not_found: u64,
     /// Those that failed.
     pub errors: u64,
-    /// Of those that succeeded; null if there were none.
+    /// Of those that succeeded; null if there were none, and so for every kind that the run did not use.
     pub latency_ns: Option<LatencyNs>,
     /// The same from the moment when the operation should have started; only with a target rate.
     #[serde(skip_serializing_if = "Option::is_none")]

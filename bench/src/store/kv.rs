@@ -73,6 +73,7 @@ fn store_error(error: Error) -> StoreError {
         | Error::KeyTooLong { .. }
         | Error::ValueTooLarge { .. } => StoreError::Refused(text),
         Error::OutcomeUnknown { .. } => StoreError::Unknown(text),
+        Error::Timeout { .. } => StoreError::NoAnswer(text),
         _ => StoreError::Failed(text),
     }
 }
