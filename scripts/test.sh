@@ -46,6 +46,8 @@ stage "tests" cargo test --workspace --no-fail-fast
 stage "loom" env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
     cargo test -p kv-common --lib --release -- loom
 
+stage "cost of a GET" scripts/get-cost.sh --check
+
 say "times"
 cat "$work/times"
 if [ -s "$KV_TESTS_NOT_RUN" ]; then
