@@ -37,10 +37,10 @@ pub(crate) struct Shared {
     pub(crate) is_growing: Cell<bool>,
     /// Clients that write and are not done.
     pub(crate) writers: Cell<u64>,
-    /// GETs that have ended, with a value or without.
-    pub(crate) gets_ended: Cell<u64>,
     /// The key that was written last.
     pub(crate) written: Cell<usize>,
+    /// GETs of it that have ended.
+    pub(crate) gets_ended: Cell<u64>,
     /// What was found wrong first.
     pub(crate) wrong: RefCell<Option<String>>,
     /// Bytes of blocks whose class is in use: values are cut to fit one of them.
@@ -330,7 +330,7 @@ impl Player {
 
     /// Notes how an operation ended. False if the connection is no more.
     fn finish(&mut self, op: OpId, key: usize, outcome: Outcome) -> bool {
-        if matches!(outcome, Outcome::Get(_)) {
+        if matches!(outcome, Outcome::Get(_)) && key == self.shared.written.get() {
             self.shared.gets_ended.set(self.shared.gets_ended.get() + 1);
         }
         let (back, error) = match outcome {

@@ -102,7 +102,7 @@ struct World<'a> {
     shared: Rc<Shared>,
     server: Option<Server>,
     server_plan: ServerPlan,
-    /// The server stands until this step, or until the clients have ended so many GETs in all.
+    /// The server stands until this step, or until clients have looked at what it writes so often.
     server_sleeps_until: u64,
     server_waits_for: u64,
     actors: Vec<Actor>,
@@ -251,7 +251,7 @@ impl<'a> World<'a> {
             Some(server) => {
                 server.run();
                 if self.rng.one_in(self.preempt_one_in) {
-                    let (gets, steps) = (self.rng.pick(&[1, 4, 8, 16]), self.rng.pick(&[50, 500, 4000]));
+                    let (gets, steps) = (self.rng.pick(&[1, 2, 4, 8]), self.rng.pick(&[50, 500, 2000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
                 }
@@ -275,7 +275,7 @@ impl<'a> World<'a> {
 
 /// Clients, what each may do, and the keys.
 fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
-    let clients = 2 + rng.below(4) as usize;
+    let clients = 2 + rng.below(5) as usize;
     let count = rng.pick(&[4, 4, 10, 30, 50]);
     let (hash_seed, names) = keys::draw(rng, count);
     // Of every three keys one is for all, one has a single writer that never deletes it, and one is deleted by two.
@@ -286,7 +286,7 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         .zip(&kind)
         .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
     let keys = keys.collect();
-    let pipelined_percent = rng.pick(&[0, 40, 90]);
+    let first_cache = rng.below(4) as usize;
     let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
     let operations = (200 + rng.below(600)) * if count > 30 { 2 } else { 1 };
     let hot_keys = rng.pick(&[0, 4]);
@@ -306,13 +306,13 @@ fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             .pick(&[&[Flavour::Posted][..], &[Flavour::Loads], &[Flavour::Posted, Flavour::Loads]])
             .to_vec(),
         timeout: Duration::from_millis(rng.pick(&[5, 100, 5000, 5000])),
-        index_cache_bytes: rng.pick(&[64, 512, 64 << 10, 64 << 20]),
+        index_cache_bytes: [64, 64 << 20, 512, 64 << 10][(first_cache + client) % 4],
         warms_up: rng.one_in(8),
         depth: rng.pick(&[2, 8, 40]),
-        pipelined_percent,
+        pipelined_percent: rng.pick(&[0, 0, 40, 90]),
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: if client == 0 { 50 } else { rng.pick(&[30, 60, 100, 100]) },
-        follow_percent: rng.pick(&[0, 30, 80]),
+        follow_percent: rng.pick(&[20, 50, 80]),
         hot_keys,
         turn_one_in,
         sleep_one_in,
