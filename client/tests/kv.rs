@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use support::{Store, bytes, config, kv, run};
 
 const NO_ARGS: [&str; 0] = [];
@@ -247,6 +247,13 @@ impl Server {
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
+
+    /// Stops all threads of the process, and returns when they have stopped.
+    fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let (_, status) = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
 }
 
 impl Drop for Server {
@@ -277,7 +284,7 @@ fn a_stopped_server_ends_commands_with_3_by_their_deadline_and_a_killed_one_at_o
         answers.next().unwrap().unwrap()
     };
     assert!(ask("put key value").starts_with("version "));
-    server.signal(Signal::STOP);
+    server.freeze();
     let began = std::time::Instant::now();
     for args in [&["get", "key"][..], &["put", "key", "other"], &["stat"]] {
         run(kv().args(["--timeout-ms", "300", "--url"]).arg(&socket).args(args), b"")
