@@ -136,7 +136,6 @@ impl Request<'_> {
 }
 
 /// Immediate data crosses the wire in network byte order.
-#[allow(clippy::big_endian_bytes, reason = "the verbs ask for network byte order here")]
 fn network_order(number: u32) -> u32 {
     number.to_be()
 }
