@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use kv_common::verbs::cm::{CmError, CmOptions, ConnectionEvent, Finish, Incoming, Listener, Resolved};
+use kv_common::verbs::cm::{
+    CmError, CmOptions, Connected, ConnectionEvent, Finish, Incoming, Listener, Resolved,
+};
 use kv_common::verbs::{
     Completed, Context, Local, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable, RemoteRights,
     Reset, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
@@ -68,7 +70,7 @@ fn a_connection_carries_reads_and_sends_and_ends() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (resolved, a, pair) = asking(address);
-            let (mut pair, connection, data) =
+            let Connected { mut pair, connection, private_data: data } =
                 resolved.connect(pair, &options(RemoteRights::None, b"ask"), PATIENCE).unwrap();
             assert_eq!(&data[..6], b"answer");
             assert_eq!((connection.reads_started_max(), connection.reads_served_max()), (8, 8));

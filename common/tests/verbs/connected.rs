@@ -1,14 +1,15 @@
 //! What connections carry.
 
+use kv_common::transport::shm::mapping::{PagePolicy, create_region};
 use kv_common::verbs::{
-    BatchError, Completed, CompletionChannel, CompletionQueue, Local, PostError, QueuePair, QueuePairOptions,
-    Rc, ReadSink, ReceiveBatch, RemoteReadable, RemoteRights, RemoteWritable, RetryPolicy, SendBatch,
-    SendOnly, SharedReceiveQueue, Uc, anonymous_words,
+    BatchError, Completed, CompletionChannel, CompletionQueue, Endpoint, Local, MemoryRegion, Path,
+    PostError, QueuePair, QueuePairOptions, Rc, ReadSink, ReceiveBatch, RemoteReadable, RemoteRights,
+    RemoteWritable, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue, Uc, anonymous_words,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::setup::{
-    PATIENCE, connected, connected_unreliably, connected_with, receive, side, side_of, take, take_one,
+    PATIENCE, Side, connected, connected_unreliably, connected_with, receive, side, side_of, take, take_one,
 };
 
 #[test]
@@ -242,7 +243,7 @@ fn a_region_of_hugepages_is_registered_and_read_to_its_end() {
     };
     let b = side_of(a.context.clone());
     let (mut reader, _served) = connected(&a, &b);
-    let region = kv_common::verbs::MemoryRegion::<RemoteReadable>::register(&b.domain, &words).unwrap();
+    let region = MemoryRegion::<RemoteReadable>::register(&b.domain, &words).unwrap();
     words.store((LEN / 8) as usize - 1, 0xfeed);
     let sink = a.memory::<ReadSink>(4096);
     let mut batch = SendBatch::with_capacity(1);
@@ -251,6 +252,67 @@ fn a_region_of_hugepages_is_registered_and_read_to_its_end() {
     reader.post_send(&mut batch).unwrap();
     assert_eq!(take_one(&a.queue), (1, Ok(Completed::Read)));
     assert_eq!(sink.words().read_only().load(0), 0xfeed);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn the_server_s_sealed_region_is_registered_and_read() {
+    let test = "the_server_s_sealed_region_is_registered_and_read";
+    let Some(a) = side(test) else { return };
+    let b = side_of(a.context.clone());
+    let (mut reader, _served) = connected(&a, &b);
+    let sink = a.memory::<ReadSink>(64);
+    for (policy, name) in [(PagePolicy::Off, "ordinary pages"), (PagePolicy::Require, "hugepages")] {
+        let memory = match create_region(4 << 20, policy, &mut |_| {}) {
+            Ok(memory) => memory,
+            Err(error) => {
+                crate::support::not_run(test, &format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let region = MemoryRegion::<RemoteReadable>::register(&b.domain, &memory.words).unwrap();
+        memory.words.store(1000, 0xcafe);
+        let mut batch = SendBatch::with_capacity(1);
+        let remote = region.remote().range(8000, 8).unwrap();
+        batch.read(1, sink.range(0, 8).unwrap(), remote).unwrap().signalled();
+        reader.post_send(&mut batch).unwrap();
+        assert_eq!(take_one(&a.queue), (1, Ok(Completed::Read)), "{name}");
+        assert_eq!(sink.words().read_only().load(0), 0xcafe, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn more_reads_than_the_depth_wait_in_the_queue() {
+    let Some(a) = side("more_reads_than_the_depth_wait_in_the_queue") else { return };
+    let b = side_of(a.context.clone());
+    let (first, second) =
+        (QueuePair::create(&a.options()).unwrap(), QueuePair::create(&b.options()).unwrap());
+    let shallow = |number, side: &Side| Endpoint {
+        reads_started_max: 2,
+        reads_served_max: 2,
+        ..Endpoint::new(number, &side.port).unwrap()
+    };
+    let (here, there) = (shallow(first.number(), &a), shallow(second.number(), &b));
+    let path = |side: &Side, from, to| Path::new(&side.port, from, to, RetryPolicy::default()).unwrap();
+    let (to, back) = (path(&a, &here, &there), path(&b, &there, &here));
+    assert_eq!((to.reads_started_max, back.reads_served_max), (2, 2));
+    let first: QueuePair<Rc, _> = first.initialize(1, RemoteRights::None).unwrap();
+    let second: QueuePair<Rc, _> = second.initialize(1, RemoteRights::Read).unwrap();
+    let (mut reader, _served) = (first.connect(&to).unwrap(), second.connect(&back).unwrap());
+    let region = b.memory::<RemoteReadable>(4096);
+    let sink = a.memory::<ReadSink>(4096);
+    let mut batch = SendBatch::with_capacity(40);
+    for id in 0..40 {
+        region.words().store(id, id as u64 + 1);
+        let at = id as u64 * 8;
+        let remote = region.remote().range(at, 8).unwrap();
+        batch.read(id as u64, sink.range(at, 8).unwrap(), remote).unwrap().signalled();
+    }
+    reader.post_send(&mut batch).unwrap();
+    let expected: Vec<_> = (0..40).map(|id| (id, Ok(Completed::Read))).collect();
+    assert_eq!(take(&a.queue, 40), expected);
+    assert!((0..40).all(|id| sink.words().read_only().load(id) == id as u64 + 1));
 }
 
 #[test]

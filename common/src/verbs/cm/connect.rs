@@ -20,6 +20,16 @@ pub struct Resolved {
     port: u8,
 }
 
+/// A connection that was asked for and made.
+pub struct Connected {
+    /// Ready to send.
+    pub pair: QueuePair<Rc, ReadyToSend>,
+    /// The connection.
+    pub connection: CmConnection,
+    /// What the peer sent along; filled with zeroes to more than it sent.
+    pub private_data: Vec<u8>,
+}
+
 impl Resolved {
     /// Finds device and route. Each of the two steps may take `timeout`.
     ///
@@ -53,8 +63,7 @@ impl Resolved {
         self.port
     }
 
-    /// Connects `pair`, which must be on the device that was found. Gives it back ready to send, with what the peer sent
-    /// along.
+    /// Connects `pair`, which must be on the device that was found. Gives it back ready to send.
     ///
     /// # Errors
     /// If the peer refuses or does not answer within `timeout`. Then the queue pair is destroyed.
@@ -63,7 +72,7 @@ impl Resolved {
         pair: QueuePair<Rc, Reset>,
         options: &CmOptions,
         timeout: Duration,
-    ) -> Result<(QueuePair<Rc, ReadyToSend>, CmConnection, Vec<u8>), CmError> {
+    ) -> Result<Connected, CmError> {
         check_private_data(options.private_data, REQUEST_DATA_MAX_BYTES)?;
         let pair = self.id.initialize(pair, options.rights)?;
         let mut request = parameters(options, &pair, options.reads_served_max, options.reads_started_max);
@@ -87,7 +96,7 @@ impl Resolved {
             _ => return Err(answer.into_error(what)),
         };
         let connection = CmConnection { id: self.id, reads_started_max, reads_served_max };
-        Ok((pair, connection, answer.private_data))
+        Ok(Connected { pair, connection, private_data: answer.private_data })
     }
 }
 

@@ -24,7 +24,7 @@ mod listen;
 
 use std::time::Duration;
 
-pub use connect::Resolved;
+pub use connect::{Connected, Resolved};
 pub use id::{CmConnection, ConnectionEvent};
 pub use listen::{Accepting, Finish, Incoming, Listener};
 
