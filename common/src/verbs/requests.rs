@@ -308,6 +308,12 @@ impl<K: Writes> SendBatch<K> {
     ///     batch.write(1, source, remote).unwrap();
     /// }
     /// ```
+    /// ```
+    /// use kv_common::verbs::{LocalRange, RemoteRange, SendBatch, SendOnly, Uc};
+    /// fn write(batch: &mut SendBatch<Uc>, source: LocalRange<SendOnly>, remote: RemoteRange) {
+    ///     batch.write(1, source, remote).unwrap();
+    /// }
+    /// ```
     pub fn write<A: Access>(
         &mut self,
         id: u64,
