@@ -2,7 +2,12 @@
 # What a guest is booted with: the emulator, the distribution's kernel, an initramfs. Sourced by run.sh, after ../lib.sh.
 
 guest_packages() {
+    [ "$(uname -m)" = x86_64 ] || die "guests are x86-64, and they run the programs of this machine, which is not"
     need qemu-system-x86_64 "qemu-system-x86 seabios" "it runs the guests"
+    # Its TCG has AVX2 since 7.2, and two ends of a wire on a socket in the file system.
+    local version
+    version=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9.]*\).*/\1/p')
+    [ "$(printf '%s\n' 7.2 "$version" | sort -V | head -n1)" = 7.2 ] || die "qemu-system-x86_64 is $version, 7.2 is needed"
     need busybox busybox-static "the guest's first program needs a shell without libraries"
     need cpio cpio "it packs the initramfs"
     need modprobe kmod "it knows which modules a module needs"

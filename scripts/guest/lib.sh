@@ -72,3 +72,12 @@ await() {
         sleep 0.1
     done
 }
+
+# check WHAT COMMAND...: ends the script, saying what does not hold, if the command fails.
+check() {
+    "${@:2}" || { echo "check FAILED: $1" >&2; exit 1; }
+    echo "check: $1"
+}
+
+# listening PORT: waits until somebody of this machine listens there.
+listening() { until ss -Hltn "sport = $1" | grep -q .; do sleep 0.1; done; }

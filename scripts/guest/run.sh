@@ -13,6 +13,7 @@
 #   --memory SIZE  of each guest (1GiB)          --hugepages N  2 MiB each, out of that memory (0)
 #   --cpus N       of each guest (2)             --timeout S    for all, boot included (300)
 #   --out DIR      the shared output directory; without it there is one that is removed at the end
+#   --prepare      without COMMAND: installs and downloads what guests need; 125 says that this machine cannot have guests
 #
 # Guests see this machine's whole file system, at the same paths, and may change it, which only they see. What lasts
 # is what they write to $KV_RIG_OUT, the same directory for both and for the host. Standard input is empty.
@@ -46,6 +47,7 @@ mkdir -p "$cache/guest"
 cache=$(cd "$cache/guest" && pwd)
 roles=(both)
 host=
+prepare=
 memory=1GiB
 hugepages=0
 cpus=2
@@ -55,6 +57,7 @@ while [[ ${1:-} == --* ]]; do
     case $1 in
     --two) roles=(server client) ;;
     --host) host=yes ;;
+    --prepare) prepare=yes ;;
     --memory | --hugepages | --cpus | --timeout | --out)
         [ $# -ge 2 ] || usage
         case $1 in
@@ -69,7 +72,12 @@ while [[ ${1:-} == --* ]]; do
     esac
     shift
 done
-[ $# -ge 1 ] || usage
+[ $# -ge 1 ] || [ -n "$prepare" ] || usage
+
+memory_mib=$(($(numfmt --from=auto -- "${memory%B}") / 1048576)) || die "--memory $memory: not a size such as 1GiB"
+for number in "$hugepages" "$cpus" "$limit_s"; do
+    [[ $number =~ ^[0-9]+$ ]] || die "$number: not a number"
+done
 
 declare -A running=()
 work=$(mktemp -d)
@@ -150,10 +158,9 @@ status() {
 }
 
 in_guests() {
-    memory_mib=$(numfmt --from=auto "${memory%B}") || die "--memory $memory: not a size such as 1GiB"
-    memory_mib=$((memory_mib / 1048576))
     guest_packages >&2
     make_guest "$cache" "$guest_scripts/init" >&2
+    [ -z "$prepare" ] || return 0
 
     local role
     for role in "${roles[@]}"; do job "$role" "$@"; done
