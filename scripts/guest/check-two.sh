@@ -21,7 +21,7 @@ fi
 
 reads() {
     "${read_latency[@]}" "$KV_RIG_PEER" 2>/dev/null |
-        awk '$1 == 4096 { print "typical " $5 " us, worst " $4 " us"; found = 1 } END { exit !found }'
+        awk '$1 == 4096 { print $2 " reads, typical " $5 " us, worst " $4 " us"; found = 1 } END { exit !found }'
 }
 answered() { ping -q -c 3 -i 0.2 -W 5 "$KV_RIG_PEER" | grep -q ' 0% packet loss'; }
 unanswered() { ! ping -q -c 3 -i 0.2 -W 2 "$KV_RIG_PEER" >/dev/null; }
