@@ -54,10 +54,10 @@ pub(super) fn run(arguments: &DevicesArguments) -> Result<End, CliError> {
     let reaching = reaching.map(|address| address.to_string());
     let object = json!({ "schema": 1, "peer": arguments.peer, "reached_from": reaching, "devices": shown });
     if arguments.json {
-        print(format_args!("{object:#}"))?
+        print(format_args!("{object:#}"))?;
     } else {
-        print_text(&object)?
-    };
+        print_text(&object)?;
+    }
     Ok(if is_usable { End::Done } else { End::NotFoundOrDiffers })
 }
 

@@ -230,7 +230,7 @@ fn loopback(context: &Arc<Context>, number: u8) -> Result<Duration, Box<dyn Erro
 fn check_losses(port: &FilePath, at: &str) -> Finding {
     const CHECK: &str = "losses";
     let counters = port.join("hw_counters");
-    let read = |name: &&str| {
+    let read = |name: &&'static str| {
         let count: u64 = std::fs::read_to_string(counters.join(name)).ok()?.trim().parse().ok()?;
         Some((*name, count))
     };
