@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::oracle::UpdateMode;
+use crate::raw::args::RawArgs;
 use crate::units::{parse_count, parse_duration, parse_size_bytes};
 use crate::workload::Distribution;
 use crate::workload::mix::Workload;
@@ -33,6 +34,8 @@ pub enum Command {
     Run(RunArgs),
     /// Run the same reads on the store, on a map in this process and on the floor, in turns, and print the ratios.
     Compare(CompareArgs),
+    /// Measure the bare verbs of an RDMA device, as perftest does: latency and bandwidth of READ, WRITE and SEND.
+    Raw(RawArgs),
 }
 
 /// Where the store is.
