@@ -41,7 +41,7 @@ fn measure_here(side: &Side, tests: &[Test]) -> Result<Vec<Row>, RawError> {
     let (mut control, mut other) = Control::pair()?;
     std::thread::scope(|scope| {
         // It tells the side that measures why it fails, if it does.
-        let served = scope.spawn(move || serve_all(side, &mut other));
+        let served = scope.spawn(move || serve_all(side, &mut other, &mut 0));
         let rows = measure_all(side, &mut control, tests, show);
         drop(control);
         let _ = served.join();
@@ -58,19 +58,23 @@ fn serve(args: &RawArgs, context: &Arc<Context>, address: &str) -> Result<(), Ra
         let (stream, peer) = listener.accept().map_err(BetweenError::Control)?;
         let mut control = Control::over(stream).map_err(BetweenError::Control)?;
         let side = Side::new(args, Arc::clone(context), control.local_ip())?;
-        match serve_all(&side, &mut control) {
-            Ok(tests) => {
-                tell(format_args!("kv-bench raw: {tests} measurements for {peer}"));
+        let mut served = 0;
+        match serve_all(&side, &mut control, &mut served) {
+            Ok(()) => {
+                tell(format_args!("kv-bench raw: {served} measurement(s) for {peer}"));
                 return Ok(());
             }
-            Err(RawError::Between(
-                error @ (BetweenError::Wire(_) | BetweenError::Silent { awaited: "setup", .. }),
-            )) => {
-                tell(format_args!("kv-bench raw: {peer}: {error}"));
+            Err(RawError::Between(error)) if served == 0 && is_of_a_stranger(&error) => {
+                tell(format_args!("kv-bench raw: {peer}: {error}; still waiting"));
             }
             Err(error) => return Err(error),
         }
     }
+}
+
+/// True if whoever connected did not get as far as to measure anything.
+fn is_of_a_stranger(error: &BetweenError) -> bool {
+    !matches!(error, BetweenError::Completion(_) | BetweenError::Stalled { .. })
 }
 
 /// A line of progress.

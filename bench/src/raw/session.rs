@@ -49,14 +49,14 @@ pub(super) fn measure_all(
     Ok(rows)
 }
 
-/// Serves what the side behind `control` measures, until it says that there is no more; how many tests.
-pub(super) fn serve_all(side: &Side, control: &mut Control) -> Result<usize, RawError> {
-    let mut served = 0;
+/// Serves what the side behind `control` measures, until it says that there is no more; counts the tests that
+/// were carried out in `served`.
+pub(super) fn serve_all(side: &Side, control: &mut Control, served: &mut u64) -> Result<(), RawError> {
     loop {
         let (test, ends) =
             match control.receive("setup", ANSWER_LIMIT).map_err(|error| told(control, error))? {
                 Message::Setup(test, ends) => (test, ends),
-                Message::Bye => return Ok(served),
+                Message::Bye => return Ok(()),
                 other => return Err(told(control, unexpected("setup", &other))),
             };
         let done = match test.connection {
@@ -65,7 +65,7 @@ pub(super) fn serve_all(side: &Side, control: &mut Control) -> Result<usize, Raw
             Connection::Ud => serve::<Ud>(side, control, &test, &ends),
         };
         done.map_err(|error| told(control, error))?;
-        served += 1;
+        *served += 1;
     }
 }
 

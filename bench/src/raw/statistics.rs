@@ -182,9 +182,9 @@ mod tests {
                 completed.push((now + takes).max(completed.last().copied().unwrap_or(0)));
             }
             let mut fewest = f64::INFINITY;
-            for first in 0..posted.len() {
-                for last in first..posted.len() {
-                    fewest = fewest.min((completed[last] - posted[first]) as f64 / (last - first + 1) as f64);
+            for (first, &begin) in posted.iter().enumerate() {
+                for (last, &end) in completed.iter().enumerate().skip(first) {
+                    fewest = fewest.min((end - begin) as f64 / (last - first + 1) as f64);
                 }
             }
             let found = fewest_ns_per_message(&posted, &completed);
