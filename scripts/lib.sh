@@ -1,10 +1,11 @@
+# shellcheck shell=bash
 # Shared by the scripts: what a Debian or Ubuntu machine needs, installed when it is missing, with the reason.
 # Sourced, not run.
 
 say() { printf '\n== %s\n' "$*"; }
-die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit "${die_status:-1}"; }
 
-# apt ARGUMENT...: apt-get as root, after one update of the lists.
+# apt [ARGUMENT]...: apt-get as root, after one update of the lists; without arguments just the update.
 apt() {
     command -v apt-get >/dev/null 2>&1 || die "something is missing and there is no apt-get: see above for what and why"
     local sudo=()
@@ -16,7 +17,7 @@ apt() {
         "${sudo[@]}" apt-get update -qq
         apt_updated=yes
     fi
-    DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get "$@"
+    [ $# -eq 0 ] || DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get "$@"
 }
 
 # need TEST PACKAGES REASON: makes sure that TEST, the name of a command or the path of a file, is there.
