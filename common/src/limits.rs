@@ -70,6 +70,15 @@ pub const OPERATION_TIMEOUT_NS: u64 = 5_000_000_000;
 /// How long a handshake may take; a peer that is silent longer is dropped, or sooner if its place is needed.
 pub const HANDSHAKE_TIMEOUT_NS: u64 = 2_000_000_000;
 
+/// Requests that one client may have in flight over RDMA: for each of them the server keeps a registered receive buffer.
+pub const RDMA_REQUESTS_IN_FLIGHT_MAX: usize = 32;
+
+/// Replies that a server may have in flight to one client over RDMA: for each of them the client keeps a receive buffer.
+pub const RDMA_REPLIES_IN_FLIGHT_MAX: usize = 32;
+
+/// READs that one client has in flight over RDMA, whatever both devices could do.
+pub const RDMA_READS_IN_FLIGHT_MAX: usize = 128;
+
 /// Versions reserved in the superblock ahead of their use, so that no version is used twice after a crash.
 pub const VERSION_RESERVE: u64 = 1 << 20;
 
@@ -80,3 +89,4 @@ const _: () = assert!(STRIPES.is_power_of_two());
 const _: () = assert!(BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);
 const _: () = assert!(KEY_MAX_BYTES <= u16::MAX as usize && VALUE_MAX_BYTES <= u32::MAX as usize);
 const _: () = assert!(GRACE_NS < LEASE_NS);
+const _: () = assert!(RDMA_REQUESTS_IN_FLIGHT_MAX <= REQUESTS_IN_FLIGHT_MAX);

@@ -51,6 +51,8 @@ struct ReplyHeader {
 
 /// Bytes of a request before an inline value's key.
 pub const REQUEST_HEADER_BYTES: usize = size_of::<RequestHeader>();
+/// Bytes between the header and the key of a request whose value is staged.
+pub const STAGED_HEADER_BYTES: usize = size_of::<StagedHeader>();
 /// Bytes of a reply before its chunk.
 pub const REPLY_HEADER_BYTES: usize = size_of::<ReplyHeader>();
 
