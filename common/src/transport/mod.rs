@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod shm;
 #[cfg(feature = "adversary")]
 pub mod sim;
+pub mod tcp;
 
 use crate::layout::superblock;
 use crate::region::Words;
