@@ -345,6 +345,9 @@ pub enum Malformed {
     /// The ring that carries the messages is not what it must be.
     #[error("the ring that carries the messages is not what it must be")]
     Ring = 6,
+    /// A frame of the connection is none that may come, or names words outside of what there is.
+    #[error("a frame of the connection is none that may come, or names words outside of what there is")]
+    Frame = 7,
 }
 
 /// Why the server did not do what it was asked. Nothing was changed.
@@ -444,6 +447,7 @@ impl Refusal {
                     4 => Malformed::UnknownFlags,
                     5 => Malformed::Session,
                     6 => Malformed::Ring,
+                    7 => Malformed::Frame,
                     _ => return Err(Malformed::UnknownOp),
                 },
             },

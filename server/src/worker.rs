@@ -227,7 +227,7 @@ impl Worker {
         });
         let token = session.number << INDEX_BITS | index as u64;
         self.count(Counter::Sessions, 1);
-        let watched = self.poller.add(&session, token);
+        let watched = self.poller.add_for(&session, token, session.watch());
         let looks = session.spin.budget();
         let state = State::Hot { looks };
         self.clients[index] = Some(Client { session, state, backlog: REQUESTS_IN_FLIGHT_MAX });
@@ -268,12 +268,12 @@ impl Worker {
         self.poller.remove(&session);
         self.shared.mailboxes[self.index].note_ended();
         self.count(Counter::Sessions, 1u64.wrapping_neg());
-        let (number, pid, uid) = (session.number, session.peer.pid(), session.peer.uid());
+        let (number, peer) = (session.number, session.peer);
         match end {
-            End::Gone => debug!(session = number, pid, uid, "client gone"),
+            End::Gone => debug!(session = number, %peer, "client gone"),
             broken => {
                 if let Some(suppressed) = self.complaints.permits(Instant::now()) {
-                    warn!(session = number, pid, uid, reason = %broken, suppressed, "closed a client that broke the protocol");
+                    warn!(session = number, %peer, reason = %broken, suppressed, "closed a client that broke the protocol");
                 }
             }
         }

@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod shm;
 #[cfg(feature = "adversary")]
 pub mod sim;
+pub mod tcp;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

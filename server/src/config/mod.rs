@@ -13,7 +13,7 @@ mod value;
 
 use std::path::PathBuf;
 
-use kv_common::endpoint::{EndpointError, check_socket_path, default_socket};
+use kv_common::endpoint::{Address, DEFAULT_PORT, EndpointError, check_socket_path, default_socket};
 use kv_common::layout::SEGMENT_BYTES;
 use kv_common::limits::{CLIENTS_MAX, REGION_MAX_BYTES, REGION_MIN_BYTES, WORKERS_MAX};
 
@@ -29,9 +29,10 @@ pub const MAX_CLIENTS_DEFAULT: usize = 1024;
 pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Every option that has a value, in the order in which it is printed.
-pub const KEYS: [&str; 9] = [
+pub const KEYS: [&str; 10] = [
     "memory",
     "socket",
+    "listen",
     "workers",
     "hugepages",
     "expected-keys",
@@ -48,6 +49,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// The Unix socket that clients connect to.
     pub socket: PathBuf,
+    /// Where it listens for TCP connections, if anywhere.
+    pub listen: Option<Address>,
     /// Threads that serve requests.
     pub workers: usize,
     /// Which pages back the region.
@@ -169,6 +172,7 @@ impl Default for Config {
         Config {
             memory_bytes: MEMORY_DEFAULT_BYTES,
             socket: default_socket(),
+            listen: Some(Address { host: "127.0.0.1".to_owned(), port: DEFAULT_PORT }),
             workers: workers_default(),
             hugepages: PagePolicy::Auto,
             expected_keys: None,
@@ -195,6 +199,7 @@ impl Config {
         let config = Config {
             memory_bytes: sources.parse("memory", memory)?.unwrap_or(default.memory_bytes),
             socket: sources.parse("socket", socket)?.unwrap_or(default.socket),
+            listen: sources.parse("listen", listen)?.unwrap_or(default.listen),
             workers: sources
                 .parse("workers", |text| number_between(text, 1, WORKERS_MAX as u64))?
                 .map_or(default.workers, |workers| workers as usize),
@@ -230,6 +235,16 @@ fn socket(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     check_socket_path(&path).map_err(|error: EndpointError| error.to_string())?;
     Ok(path)
+}
+
+/// The value of `--listen` that turns TCP off.
+const LISTEN_NONE: &str = "none";
+
+fn listen(text: &str) -> Result<Option<Address>, String> {
+    match text {
+        LISTEN_NONE => Ok(None),
+        text => Address::parse(text).map(Some).map_err(|error| format!("{error}, or none")),
+    }
 }
 
 const HUGEPAGES: [(&str, PagePolicy); 3] =

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::value::{format_size, name_of};
-use super::{Allow, Config, HUGEPAGES, KEYS, LOG_FORMATS, LOG_LEVELS, Sources};
+use super::{Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, Sources};
 
 impl Config {
     /// The configuration as TOML, with the origin of each value as a comment.
@@ -26,6 +26,10 @@ impl Config {
         Some(match key {
             "memory" => text(&format_size(self.memory_bytes)),
             "socket" => text(&self.socket.to_string_lossy()),
+            "listen" => match &self.listen {
+                Some(address) => text(&address.to_string()),
+                None => text(LISTEN_NONE),
+            },
             "workers" => number(self.workers as u64),
             "hugepages" => text(name_of(self.hugepages, &HUGEPAGES)),
             "expected-keys" => number(self.expected_keys?),
