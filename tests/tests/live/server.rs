@@ -45,25 +45,6 @@ impl Transport {
     }
 }
 
-/// Makes each scenario, a function of a [`Transport`], a test over each of them.
-macro_rules! over_each_transport {
-    ($($scenario:ident),+ $(,)?) => {
-        mod shm {
-            $(#[test]
-            fn $scenario() {
-                super::$scenario(crate::live::server::Transport::Shm);
-            })+
-        }
-        mod tcp {
-            $(#[test]
-            fn $scenario() {
-                super::$scenario(crate::live::server::Transport::Tcp);
-            })+
-        }
-    };
-}
-pub(crate) use over_each_transport;
-
 /// A server that runs, wherever. It ends when this is dropped.
 pub(crate) struct Live {
     pub(crate) url: String,

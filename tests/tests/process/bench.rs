@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::live::programs;
-use crate::live::server::{Site, Transport, over_each_transport};
+use crate::live::server::{Site, Transport};
 
 /// Names that users' scripts rely on.
 const NAMES: [&str; 18] = [

@@ -9,7 +9,7 @@ use kv_client::{Client, Error, Options, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stopped::at_rest;
-use crate::live::server::{Needs, Site, Transport, over_each_transport};
+use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, procfs, value_of, wait_for};
 
 /// A small client: three hundred full index caches are not what this is about.

@@ -5,7 +5,7 @@ use std::thread;
 use kv_client::{Broken, Error, Outcome, Refusal};
 use rustix::process::Signal;
 
-use crate::live::server::{Needs, Site, Transport, over_each_transport};
+use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, value_of};
 
 fn requests_in_flight_are_answered_and_the_server_ends_with_code_0(transport: Transport) {

@@ -4,7 +4,7 @@
 use kv_client::{Client, Error};
 
 use crate::live::helper::{Helper, told};
-use crate::live::server::{Site, Transport, over_each_transport};
+use crate::live::server::{Site, Transport};
 
 /// Not a test of its own: forks, in a process where nothing else goes on.
 #[test]

@@ -7,7 +7,7 @@ use std::thread;
 use kv_client::{Client, Completion, Outcome, Ticket};
 
 use crate::live::helper::{Helper, told};
-use crate::live::server::{Needs, Site, Transport, over_each_transport};
+use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, Random, value_of};
 
 const ROUNDS: u64 = 25;

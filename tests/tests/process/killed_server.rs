@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv_client::{Client, Error, Outcome};
 
-use crate::live::server::{Site, Transport, over_each_transport};
+use crate::live::server::{Site, Transport};
 
 /// Longer than any test waits: what returns before was woken.
 const FOREVER: Duration = Duration::from_secs(3600);

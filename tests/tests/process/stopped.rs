@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv_client::{Client, Error, Options, Outcome, Ticket};
 
 use crate::live::procfs::{Thread, threads};
-use crate::live::server::{Site, Transport, over_each_transport};
+use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, value_of, wait_for};
 
 const KEYS: u64 = 1000;
