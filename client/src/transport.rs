@@ -2,16 +2,14 @@
 
 use kv_common::region::Words;
 use kv_common::transport::shm::client::ShmTransport;
+use kv_common::transport::tcp::client::TcpTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.
-// One per client, in place: a GET goes through it.
-#[cfg_attr(
-    feature = "adversary",
-    expect(clippy::large_enum_variant, reason = "the small one exists in tests only")
-)]
+// In place, one per client: a GET goes through it.
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
+    Tcp(TcpTransport),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
     Sim(Box<dyn Transport + Send>),
@@ -21,6 +19,7 @@ macro_rules! each {
     ($self:expr, $transport:ident => $call:expr) => {
         match $self {
             AnyTransport::Shm($transport) => $call,
+            AnyTransport::Tcp($transport) => $call,
             #[cfg(feature = "adversary")]
             AnyTransport::Sim($transport) => $call,
         }

@@ -100,6 +100,11 @@ impl<T: Transport> Driver<T> {
         Ok(driver)
     }
 
+    /// True if READs are loads.
+    pub(crate) fn reads_are_loads(&self) -> bool {
+        self.transport.reads_are_loads()
+    }
+
     /// What is known of the table.
     pub(crate) fn view(&self) -> &TableView {
         &self.view
@@ -240,6 +245,13 @@ impl<T: Transport> Driver<T> {
 
     /// Starts an operation. Its completion may be there at once.
     pub(crate) fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        let ticket = self.submit_get_of_many(key)?;
+        self.flush_if_alone();
+        Ok(ticket)
+    }
+
+    /// As `submit_get`, by a caller who submits more or waits at once.
+    pub(crate) fn submit_get_of_many(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         let hash = self.view.hash(key);
         let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
         let index = self.insert(key, hash, kind)?;
@@ -250,7 +262,6 @@ impl<T: Transport> Driver<T> {
         } else {
             self.start_get(index);
         }
-        self.flush_if_alone();
         Ok(ticket)
     }
 

@@ -72,9 +72,10 @@ impl Site {
     }
 
     /// The flags of a small server at this site.
-    pub(crate) fn flags(&self) -> [String; 6] {
+    pub(crate) fn flags(&self) -> [String; 8] {
         let socket = self.socket().to_str().unwrap().to_owned();
-        ["--memory", "16MiB", "--hugepages", "off", "--socket", &socket].map(str::to_owned)
+        ["--memory", "16MiB", "--hugepages", "off", "--listen", "127.0.0.1:0", "--socket", &socket]
+            .map(str::to_owned)
     }
 
     /// A server that is ready.

@@ -44,3 +44,11 @@ mod shm_in_process {
 mod shm_process {
     scenarios!(crate::live::server::shm_process);
 }
+
+mod tcp_in_process {
+    scenarios!(crate::live::server::tcp_in_process);
+}
+
+mod tcp_process {
+    scenarios!(crate::live::server::tcp_process);
+}
