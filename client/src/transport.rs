@@ -10,6 +10,8 @@ use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     Tcp(TcpTransport),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<kv_common::transport::verbs::client::VerbsTransport>),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
     Sim(Box<dyn Transport + Send>),
@@ -20,6 +22,8 @@ macro_rules! each {
         match $self {
             AnyTransport::Shm($transport) => $call,
             AnyTransport::Tcp($transport) => $call,
+            #[cfg(feature = "verbs")]
+            AnyTransport::Verbs($transport) => $call,
             #[cfg(feature = "adversary")]
             AnyTransport::Sim($transport) => $call,
         }

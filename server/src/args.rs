@@ -26,6 +26,18 @@ pub struct Flags {
     /// [default: 127.0.0.1:7410]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
+    /// RDMA for clients: auto (if there is a device), off, on (or the server does not start) [default: auto]
+    #[arg(long, value_name = "CHOICE")]
+    pub rdma: Option<String>,
+    /// RDMA device, as `rdma link` shows it [default: the first that can be used]
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+    /// Port of the RDMA device, from 1 [default: the first that can be used]
+    #[arg(long, value_name = "N")]
+    pub rdma_port: Option<String>,
+    /// Index in the port's GID table [default: by the address that clients come by]
+    #[arg(long, value_name = "N")]
+    pub rdma_gid: Option<String>,
     /// Threads that serve requests [default: half of the processors]
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
@@ -64,6 +76,10 @@ impl Flags {
             single("memory", &self.memory),
             single("socket", &self.socket),
             single("listen", &self.listen),
+            single("rdma", &self.rdma),
+            single("rdma-device", &self.rdma_device),
+            single("rdma-port", &self.rdma_port),
+            single("rdma-gid", &self.rdma_gid),
             single("workers", &self.workers),
             single("hugepages", &self.hugepages),
             single("expected-keys", &self.expected_keys),

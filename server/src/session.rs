@@ -122,6 +122,11 @@ impl Session {
         self.link.wake_up();
     }
 
+    /// The token by which its worker knows it.
+    pub(crate) fn admitted(&mut self, token: u64) {
+        self.link.admitted(token);
+    }
+
     /// How the descriptor is to be watched.
     pub(crate) fn watch(&self) -> Watch {
         self.link.watch()

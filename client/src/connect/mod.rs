@@ -1,6 +1,8 @@
 //! Connecting: from a URL to a client whose server was seen to serve a table.
 
 mod choose;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod shm;
 mod tcp;
 
@@ -31,6 +33,11 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         Endpoint::Shm { socket } => shm::connect(socket, deadline).map(|done| (done, named("a Unix socket"))),
         Endpoint::Tcp { address } => tcp::connect(address, deadline).map(|done| (done, named("tcp"))),
         Endpoint::Best { address } => choose::connect(address, deadline),
+        #[cfg(feature = "verbs")]
+        Endpoint::Rdma { address, options } => {
+            rdma::connect(address, options, deadline).map(|done| (done, named("RDMA")))
+        }
+        #[cfg(not(feature = "verbs"))]
         Endpoint::Rdma { .. } => return Err(Error::WithoutRdma { endpoint: endpoint.to_string() }),
     };
     let ((welcome, transport), why) = connected.map_err(|why| match why {

@@ -2,9 +2,11 @@
 //!
 //! Peers that have not said their hello are served side by side; none waits for another, and each has until its
 //! deadline, or until its place is needed: then the user or host that takes most places loses the oldest of them.
-//! `newcomer.rs` has what such a peer is, `admission.rs` what it gets.
+//! `newcomer.rs` has what such a peer is, `admission.rs` what it gets, `invited.rs` how those who want RDMA go on.
 
 mod admission;
+#[cfg(feature = "verbs")]
+mod invited;
 mod newcomer;
 
 use std::collections::BTreeMap;
@@ -39,7 +41,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const WAKER: u64 = 0;
 const UNIX_LISTENER: u64 = 1;
 const TCP_LISTENER: u64 = 2;
-const FIRST_PEER: u64 = 3;
+#[cfg(feature = "verbs")]
+const DEVICE: u64 = 3;
+const FIRST_PEER: u64 = 4;
 
 pub(crate) use admission::Admission;
 use newcomer::{Newcomer, Socket, least_deserving};
@@ -66,6 +70,8 @@ pub(crate) struct Acceptor {
     summary: Summary,
     complaints: RateLimit,
     tokens: Vec<u64>,
+    #[cfg(feature = "verbs")]
+    rdma: Option<Arc<crate::rdma::Rdma>>,
 }
 
 impl Acceptor {
@@ -91,6 +97,8 @@ impl Acceptor {
             summary: Summary::new(table),
             complaints: RateLimit::default(),
             tokens: Vec::new(),
+            #[cfg(feature = "verbs")]
+            rdma: None,
         })
     }
 
@@ -115,12 +123,16 @@ impl Acceptor {
             match token {
                 WAKER => self.shared.accept_waker.clear(),
                 UNIX_LISTENER | TCP_LISTENER => self.accept_some(token),
+                #[cfg(feature = "verbs")]
+                DEVICE => self.hear_device(),
                 peer => self.hear(peer),
             }
         }
         self.tokens = tokens;
         self.drop_late();
         self.resume();
+        #[cfg(feature = "verbs")]
+        self.end_closing();
         self.summary.tick(&self.table, self.shared.clients());
     }
 
@@ -129,7 +141,11 @@ impl Acceptor {
         let clock = (self.shared.clients() > 0).then_some(CLOCK_TICK);
         let deadline = self.peers.values().map(Newcomer::deadline).min().map(left);
         let pause = self.paused.map(left);
-        clock.into_iter().chain(deadline).chain(pause).chain(self.summary.due_in()).min()
+        #[cfg(feature = "verbs")]
+        let closing = self.rdma.as_ref().and_then(|rdma| rdma.closing_due()).map(left);
+        #[cfg(not(feature = "verbs"))]
+        let closing = None;
+        clock.into_iter().chain(deadline).chain(pause).chain(closing).chain(self.summary.due_in()).min()
     }
 
     fn set_clock(&self) {
@@ -200,6 +216,8 @@ impl Acceptor {
         let Some(newcomer) = self.peers.get_mut(&token) else { return };
         let verdict = match newcomer.pending.feed(newcomer.socket.as_fd()) {
             Ok(None) => return,
+            #[cfg(feature = "verbs")]
+            Ok(Some(half)) if newcomer.invited.is_some() => return self.connect_invited(token, &half.bytes),
             Ok(Some(hello)) => Hello::decode(&hello.bytes),
             Err(HelloError::Closed { .. } | HelloError::Os(_)) => {
                 self.peers.remove(&token);
@@ -245,6 +263,8 @@ impl Acceptor {
                 self.open(link, peer, slot);
                 Ok(())
             }
+            #[cfg(feature = "verbs")]
+            (Ok(Wanted::Rdma), Socket::Tcp(stream)) => self.invite(stream, peer),
             (Ok(Wanted::Offer), Socket::Tcp(stream)) => {
                 self.admission.make_offer(&stream);
                 Ok(())
@@ -269,7 +289,7 @@ impl Acceptor {
         let number = self.next_session;
         self.next_session += 1;
         debug!(session = number, %peer, transport = link.name(), "client connected");
-        self.shared.hand_over(Session::new(number, peer, link, slot));
+        self.shared.hand_over(Session::new(number, peer, link, slot), self.shared.idlest_worker());
     }
 
     /// Drops peers whose hello did not come in time.

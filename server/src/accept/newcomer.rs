@@ -21,6 +21,9 @@ pub(super) struct Newcomer {
     pub(super) peer: Peer,
     pub(super) pending: PendingHello,
     pub(super) since: Instant,
+    /// It was welcomed to RDMA, and its half of the connection is what it says next.
+    #[cfg(feature = "verbs")]
+    pub(super) invited: Option<super::invited::Invited>,
 }
 
 /// A connection as it was accepted.
@@ -31,7 +34,14 @@ pub(super) enum Socket {
 
 impl Newcomer {
     pub(super) fn new(socket: Socket, peer: Peer) -> Newcomer {
-        Newcomer { socket, peer, pending: PendingHello::new(0), since: Instant::now() }
+        Newcomer {
+            socket,
+            peer,
+            pending: PendingHello::new(0),
+            since: Instant::now(),
+            #[cfg(feature = "verbs")]
+            invited: None,
+        }
     }
 
     pub(super) fn deadline(&self) -> Instant {

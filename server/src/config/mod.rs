@@ -29,10 +29,14 @@ pub const MAX_CLIENTS_DEFAULT: usize = 1024;
 pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Every option that has a value, in the order in which it is printed.
-pub const KEYS: [&str; 10] = [
+pub const KEYS: [&str; 14] = [
     "memory",
     "socket",
     "listen",
+    "rdma",
+    "rdma-device",
+    "rdma-port",
+    "rdma-gid",
     "workers",
     "hugepages",
     "expected-keys",
@@ -51,6 +55,14 @@ pub struct Config {
     pub socket: PathBuf,
     /// Where it listens for TCP connections, if anywhere.
     pub listen: Option<Address>,
+    /// Whether it serves RDMA.
+    pub rdma: RdmaChoice,
+    /// The RDMA device, if not the first that can be used.
+    pub rdma_device: Option<String>,
+    /// The port of the device, if not the first that can be used.
+    pub rdma_port: Option<u8>,
+    /// The index of the port's GID, if not chosen by what reaches a client.
+    pub rdma_gid: Option<u8>,
     /// Threads that serve requests.
     pub workers: usize,
     /// Which pages back the region.
@@ -65,6 +77,17 @@ pub struct Config {
     pub log_level: LogLevel,
     /// Form of log lines.
     pub log_format: LogFormat,
+}
+
+/// Whether RDMA is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaChoice {
+    /// If there is a device that can be used; the log says why not.
+    Auto,
+    /// No.
+    Off,
+    /// Or the server does not start.
+    On,
 }
 
 /// Who may connect besides the server's own user and root.
@@ -173,6 +196,10 @@ impl Default for Config {
             memory_bytes: MEMORY_DEFAULT_BYTES,
             socket: default_socket(),
             listen: Some(Address { host: "127.0.0.1".to_owned(), port: DEFAULT_PORT }),
+            rdma: RdmaChoice::Auto,
+            rdma_device: None,
+            rdma_port: None,
+            rdma_gid: None,
             workers: workers_default(),
             hugepages: PagePolicy::Auto,
             expected_keys: None,
@@ -200,6 +227,14 @@ impl Config {
             memory_bytes: sources.parse("memory", memory)?.unwrap_or(default.memory_bytes),
             socket: sources.parse("socket", socket)?.unwrap_or(default.socket),
             listen: sources.parse("listen", listen)?.unwrap_or(default.listen),
+            rdma: sources.parse("rdma", |text| choice(text, &RDMA_CHOICES))?.unwrap_or(default.rdma),
+            rdma_device: sources.parse("rdma-device", rdma_device)?,
+            rdma_port: sources
+                .parse("rdma-port", |text| number_between(text, 1, u8::MAX.into()))?
+                .map(|port| port as u8),
+            rdma_gid: sources
+                .parse("rdma-gid", |text| number_between(text, 0, u8::MAX.into()))?
+                .map(|index| index as u8),
             workers: sources
                 .parse("workers", |text| number_between(text, 1, WORKERS_MAX as u64))?
                 .map_or(default.workers, |workers| workers as usize),
@@ -244,6 +279,16 @@ fn listen(text: &str) -> Result<Option<Address>, String> {
     match text {
         LISTEN_NONE => Ok(None),
         text => Address::parse(text).map(Some).map_err(|error| format!("{error}, or none")),
+    }
+}
+
+const RDMA_CHOICES: [(&str, RdmaChoice); 3] =
+    [("auto", RdmaChoice::Auto), ("off", RdmaChoice::Off), ("on", RdmaChoice::On)];
+
+fn rdma_device(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected the name of a device, as `rdma link` shows it".to_owned()),
+        text => Ok(text.to_owned()),
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `mod.rs` | what a session and its worker ask of a link |
 //! | `shm.rs` | rings in shared memory, and a bell |
 //! | `tcp.rs` | frames over a TCP connection, READs among them |
+//! | `verbs.rs` | SENDs over a queue pair |
 //!
 //! A link never waits. What it cannot hand over stays with it, and the session takes no further request until the
 //! client has taken that: so a client that does not read its replies stalls only itself, and costs at most the replies
@@ -12,6 +13,8 @@
 
 mod shm;
 mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -25,6 +28,8 @@ use crate::poller::Watch;
 
 pub(crate) use shm::ShmLink;
 pub(crate) use tcp::TcpLink;
+#[cfg(feature = "verbs")]
+pub(crate) use verbs::VerbsLink;
 
 /// What a link came up with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +53,9 @@ pub(crate) enum End {
     Frame(#[from] FrameError),
     #[error("malformed request: {0}")]
     Malformed(Malformed),
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Rdma(crate::rdma::Fault),
 }
 
 impl End {
@@ -58,6 +66,9 @@ impl End {
             End::Frame(_) => Some(Malformed::Frame),
             // A malformed request was answered.
             End::Gone | End::Malformed(_) => None,
+            // Nothing can be sent any more.
+            #[cfg(feature = "verbs")]
+            End::Rdma(_) => None,
         }
     }
 }
@@ -66,6 +77,8 @@ impl End {
 pub(crate) enum Link {
     Shm(ShmLink),
     Tcp(TcpLink),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<VerbsLink>),
 }
 
 macro_rules! each {
@@ -73,6 +86,8 @@ macro_rules! each {
         match $self {
             Link::Shm($link) => $call,
             Link::Tcp($link) => $call,
+            #[cfg(feature = "verbs")]
+            Link::Verbs($link) => $call,
         }
     };
 }
@@ -83,6 +98,8 @@ impl Link {
         match self {
             Link::Shm(_) => "shm",
             Link::Tcp(_) => "tcp",
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => "verbs",
         }
     }
 
@@ -91,6 +108,8 @@ impl Link {
         match self {
             Link::Shm(_) => Spin::default(),
             Link::Tcp(_) => TcpLink::spin(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => Spin::default(),
         }
     }
 
@@ -100,6 +119,16 @@ impl Link {
         match self {
             Link::Shm(_) => Watch::Bells,
             Link::Tcp(_) => Watch::News,
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => Watch::Bells,
+        }
+    }
+
+    /// The token by which its worker knows it.
+    pub(crate) fn admitted(&mut self, _token: u64) {
+        #[cfg(feature = "verbs")]
+        if let Link::Verbs(link) = self {
+            link.admitted(_token);
         }
     }
 
@@ -128,6 +157,8 @@ impl Link {
         match self {
             Link::Shm(link) => link.has_delivered(),
             Link::Tcp(link) => link.has_room(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.has_delivered(),
         }
     }
 
@@ -141,6 +172,8 @@ impl Link {
         match self {
             Link::Shm(link) => link.end_turn(),
             Link::Tcp(link) => link.flush().map(|_| ()),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.end_turn(),
         }
     }
 
@@ -149,6 +182,8 @@ impl Link {
         match self {
             Link::Shm(link) => drop(link.end_turn()),
             Link::Tcp(link) => link.close(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => drop(link.end_turn()),
         }
     }
 
@@ -157,6 +192,8 @@ impl Link {
         match self {
             Link::Shm(link) => link.woken(),
             Link::Tcp(_) => Ok(()),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.woken(),
         }
     }
 
@@ -168,8 +205,11 @@ impl Link {
 
     /// Takes that back.
     pub(crate) fn wake_up(&mut self) {
-        if let Link::Shm(link) = self {
-            link.wake_up();
+        match self {
+            Link::Shm(link) => link.wake_up(),
+            Link::Tcp(_) => {}
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.wake_up(),
         }
     }
 }

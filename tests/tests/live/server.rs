@@ -33,6 +33,7 @@ impl Default for Needs {
 pub(crate) enum Transport {
     Shm,
     Tcp,
+    Verbs,
 }
 
 impl Transport {
@@ -40,7 +41,7 @@ impl Transport {
     pub(crate) fn broken(self) -> Broken {
         match self {
             Transport::Shm => Broken::ServerGone,
-            Transport::Tcp => Broken::Closed,
+            Transport::Tcp | Transport::Verbs => Broken::Closed,
         }
     }
 }
@@ -94,6 +95,16 @@ pub(crate) fn shm_process(needs: Needs) -> Live {
     process(needs, Site::new())
 }
 
+/// A server in this process, reached by RDMA.
+pub(crate) fn verbs_in_process(needs: Needs) -> Live {
+    in_process(needs, Site::over(Transport::Verbs))
+}
+
+/// A `kv-server` process, reached by RDMA.
+pub(crate) fn verbs_process(needs: Needs) -> Live {
+    process(needs, Site::over(Transport::Verbs))
+}
+
 /// A `kv-server` process, reached by TCP.
 pub(crate) fn tcp_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Tcp))
@@ -138,6 +149,7 @@ impl Site {
         match self.transport {
             Transport::Shm => format!("kv+shm://{}", self.socket().display()),
             Transport::Tcp => format!("kv+tcp://{}", self.listen),
+            Transport::Verbs => format!("kv+rdma://{}", self.listen),
         }
     }
 

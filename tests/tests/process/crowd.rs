@@ -8,7 +8,7 @@ use std::time::Duration;
 use kv_client::{Client, Error, Options, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::stopped::at_rest;
+use crate::live::procfs::at_rest;
 use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, procfs, value_of, wait_for};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kv_client::{Client, Error, Options, Outcome, Ticket};
 
-use crate::live::procfs::{Thread, threads};
+use crate::live::procfs::{at_rest, threads};
 use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, value_of, wait_for};
 
@@ -111,7 +111,9 @@ fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: 
             }
             Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
             Outcome::Get(result) if done.ticket == aside => match transport {
-                Transport::Shm => assert_eq!(result.unwrap().unwrap().bytes, b"value"),
+                Transport::Shm | Transport::Verbs => {
+                    assert_eq!(result.unwrap().unwrap().bytes, b"value")
+                }
                 Transport::Tcp => assert!(is_timeout(&result), "{result:?}"),
             },
             // It waited for the PUT before it, in vain or until that had ended.
@@ -193,25 +195,6 @@ fn gets_take_no_processor_time_of_the_server() {
             assert_eq!((after.run, after.slices), (before.run, before.slices), "{}", after.name);
         }
     }
-}
-
-/// The threads of a server whose workers have gone to sleep.
-pub(crate) fn at_rest(pid: u32) -> Vec<Thread> {
-    let workers = |threads: &[Thread]| -> Vec<Thread> {
-        threads.iter().filter(|thread| thread.name.starts_with("kv-worker")).cloned().collect()
-    };
-    let mut before = threads(pid);
-    let mut since = Instant::now();
-    wait_for("the workers sleep", || {
-        let now = threads(pid);
-        if workers(&now) != workers(&before) {
-            (before, since) = (now, Instant::now());
-            return None;
-        }
-        let is_asleep = workers(&now).iter().all(|worker| worker.state == 'S');
-        // Looking for messages ends after less than a millisecond, and this is a hundred.
-        (is_asleep && since.elapsed() > Duration::from_millis(100)).then_some(now)
-    })
 }
 
 over_each_transport!(what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not);

@@ -1,5 +1,7 @@
 //! From a configuration to a running server, stage by stage.
 
+mod rdma;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,6 +50,12 @@ pub enum StartError {
     /// Clients could not notice its end.
     #[error("cannot mark the region: {0}")]
     Owner(#[from] OwnerError),
+    /// RDMA was asked for and cannot be had.
+    #[error("cannot serve RDMA: {reason}; --rdma off does without")]
+    Rdma {
+        /// Why, and the remedy.
+        reason: String,
+    },
     /// It may have too few descriptors.
     #[error(transparent)]
     Descriptors(#[from] TooFewDescriptors),
@@ -82,11 +90,12 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
     let shared = Arc::new(Shared::new(config.workers, clients_max).map_err(os("make an eventfd"))?);
+    let rdma = rdma::start(&config, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
-    let admission = admission(&config, memory, &table)?;
+    let admission = admission(&config, memory, &table, rdma.is_some())?;
     let (report, ended) = mpsc::channel();
     let running = Running::new(config, listen_address, Arc::clone(&shared), Arc::clone(&table), owner, ended);
-    start_threads(running, listeners, admission, &report)
+    start_threads(running, listeners, admission, rdma.as_ref(), &report)
 }
 
 /// Who may connect must be able to open the socket; SO_PEERCRED decides the rest.
@@ -151,7 +160,12 @@ fn page_bytes(pages: Pages) -> u64 {
     }
 }
 
-fn admission(config: &Config, memory: RegionMemory, table: &Table) -> Result<Admission, StartError> {
+fn admission(
+    config: &Config,
+    memory: RegionMemory,
+    table: &Table,
+    has_rdma: bool,
+) -> Result<Admission, StartError> {
     let channel = ChannelLayout::default();
     let region = table.region();
     let welcome = Welcome {
@@ -167,7 +181,7 @@ fn admission(config: &Config, memory: RegionMemory, table: &Table) -> Result<Adm
     };
     let own_uid = rustix::process::geteuid().as_raw();
     let socket = SocketFile::at(&config.socket).map_err(os("look at the socket"))?;
-    let offer = Offer { socket, has_rdma: false };
+    let offer = Offer { socket, has_rdma };
     Ok(Admission { welcome, offer, channel, region: memory.fd, allow: config.allow.clone(), own_uid })
 }
 
@@ -175,14 +189,17 @@ fn start_threads(
     mut running: Running,
     listeners: Listeners,
     admission: Admission,
+    rdma: Option<&rdma::Handle>,
     report: &mpsc::Sender<ThreadEnd>,
 ) -> Result<Running, StartError> {
     for index in 0..running.shared.mailboxes.len() {
         // Made on its thread, where it stays: it holds that thread's epoch.
         let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
+        let rdma = rdma.cloned();
         let (made, was_made) = mpsc::channel();
         running.threads.push(spawn(format!("kv-worker-{index}"), report, move || {
-            match Worker::new(&shared, &table, index) {
+            let worker = Worker::new(&shared, &table, index);
+            match worker.and_then(|worker| rdma::serve(worker, rdma.as_ref(), index)) {
                 Ok(worker) => {
                     let _ = made.send(Ok(()));
                     worker.run();
@@ -194,6 +211,7 @@ fn start_threads(
         was_made.recv().unwrap_or_else(|gone| Err(broken(gone))).map_err(os("start a worker"))?;
     }
     let acceptor = Acceptor::new(&running.shared, &running.table, listeners, admission)
+        .and_then(|acceptor| rdma::accept(acceptor, rdma))
         .map_err(os("watch the sockets"))?;
     running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
     Ok(running)
