@@ -1,4 +1,4 @@
-//! The store by RDMA: the scenarios of the other transports, and what only RDMA can show. Needs an RDMA device.
+//! The store by RDMA: the scenarios of the other transports. Needs an RDMA device.
 
 #[path = "../live/mod.rs"]
 mod live;
@@ -18,6 +18,26 @@ mod reads;
 mod shared;
 #[path = "../flow/sizes.rs"]
 mod sizes;
+
+/// Makes each scenario, a function of a `Transport`, a test over RDMA.
+macro_rules! over_each_transport {
+    ($($scenario:ident),+ $(,)?) => {
+        mod verbs {
+            $(#[test]
+            #[ignore = "needs an RDMA device"]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::Verbs);
+            })+
+        }
+    };
+}
+
+#[path = "../process/crowd.rs"]
+mod crowd;
+#[path = "../process/killed_client.rs"]
+mod killed_client;
+#[path = "../process/killed_server.rs"]
+mod killed_server;
 
 mod in_process {
     scenarios!(crate::live::server::verbs_in_process, #[ignore = "needs an RDMA device"]);
