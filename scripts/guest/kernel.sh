@@ -12,16 +12,13 @@ guest_packages() {
     need cpio cpio "it packs the initramfs"
     need modprobe kmod "it knows which modules a module needs"
     need rdma iproute2 "it adds the soft-RoCE device"
-    need "$(provider rxe)" ibverbs-providers "soft-RoCE's half in user space"
+    need /etc/libibverbs.d/rxe.driver ibverbs-providers "soft-RoCE's half in user space"
     need ibv_devinfo ibverbs-utils "it shows RDMA devices"
     need ib_read_lat perftest "it measures bare verbs, for comparison"
     need ping iputils-ping "it shows whether the wire between two guests works"
     need xz xz-utils "some distributions compress kernel modules with it"
     need zstd zstd "some distributions compress kernel modules with it"
 }
-
-# provider NAME: where libibverbs finds the user-space driver.
-provider() { compgen -G "/usr/lib/*/libibverbs/lib$1-rdmav*.so" || echo "/usr/lib/libibverbs/lib$1.so"; }
 
 # kernel_packages: the names of the packages with the newest plain kernel and its modules. Flavours for clouds lack rdma_rxe.
 kernel_packages() {
@@ -118,9 +115,10 @@ choose_accelerator() {
     [ -w /dev/kvm ] || return 0
     if [ ! -e "$tried" ]; then
         rm -f "$1"/kvm-*
-        # In a subshell that execs, so that nothing is said if it is aborted.
-        if (exec timeout 15 qemu-system-x86_64 "${native[@]}" -machine q35 -nodefaults -display none -no-reboot -m 256 \
-            -kernel "$kernel" -initrd "$initramfs" -append "quiet panic=-1 GUEST_ROLE=probe") </dev/null &>/dev/null; then
+        # Not the last command of the subshell, so that it is there that "Aborted" is printed.
+        if (timeout 15 qemu-system-x86_64 "${native[@]}" -machine q35 -nodefaults -display none -no-reboot -m 256 \
+            -kernel "$kernel" -initrd "$initramfs" -append "quiet panic=-1 GUEST_ROLE=probe"
+            exit $?) </dev/null &>/dev/null; then
             echo yes >"$tried"
         else
             echo no >"$tried"

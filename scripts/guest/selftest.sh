@@ -21,7 +21,7 @@ expect() {
 emulators() { grep -lsz "path=${work/#\//[/]}" /proc/[0-9]*/cmdline; }
 
 say "one guest"
-expect 7 --timeout 180 --hugepages 16 --out "$work/one" bash scripts/guest/check-one.sh
+expect 7 --timeout 300 --hugepages 16 --out "$work/one" bash scripts/guest/check-one.sh
 [ -e "$work/one/kept" ] || die "what the guest wrote to the output directory is not here"
 [ ! -e written-by-a-guest ] || die "a guest wrote to the host's files"
 grep -q '^check: and takes it away' "$work/output" || die "the guest's output is not complete"
@@ -33,11 +33,11 @@ expect 124 --timeout 3 --out "$work/slow" sleep 1000
 [ "${1:-}" != --one ] || exit 0
 
 say "two guests"
-expect 5 --two --timeout 240 --out "$work/two" bash scripts/guest/check-two.sh
+expect 5 --two --timeout 300 --out "$work/two" bash scripts/guest/check-two.sh
 grep -q '^\[client\] check: a healed wire' "$work/output" || die "the guests' output is not complete"
 say "two guests, one of which fails while the other waits"
 # shellcheck disable=SC2016 # expanded in the guest
-expect 9 --two --timeout 180 --out "$work/failing" bash -c '[ $KV_RIG_ROLE = server ] && sleep 1000; exit 9'
+expect 9 --two --timeout 300 --out "$work/failing" bash -c '[ $KV_RIG_ROLE = server ] && sleep 1000; exit 9'
 say "interrupted"
 scripts/guest/run.sh --timeout 60 --out "$work/interrupted" sleep 1000 &
 run=$!

@@ -1,8 +1,9 @@
 #!/bin/bash
 # The tests that need an RDMA device, in guests that have one: a stage of scripts/test.sh, and by itself for development.
 #
-#   scripts/guest/tests.sh [ARGUMENT]...     ARGUMENTs go to the test binaries: a test's name, --nocapture
+#   scripts/guest/tests.sh [-p PACKAGE] [ARGUMENT]...
 #
+# ARGUMENTs go to the test binaries: a test's name, --nocapture. Without -p the binaries of all packages are built and run.
 # Which: integration test binaries, of any package, whose name begins with "verbs" run in one guest; those whose name
 # begins with "wire" run in two at once, one test after the other, and KV_RIG_ROLE tells the sides apart: see run.sh. In
 # both a test that needs the device says #[ignore = "needs an RDMA device"], so that `cargo test` passes without one: here
@@ -13,6 +14,12 @@ cd "$(dirname "$0")/../.."
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 . scripts/lib.sh
 
+packages=(--workspace)
+if [ "${1:-}" = -p ]; then
+    [ $# -ge 2 ] || die "-p wants a package"
+    packages=(-p "$2")
+    shift 2
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 list=${KV_TESTS_NOT_RUN:-$work/not-run}
@@ -20,7 +27,7 @@ need_rust
 need python3 python3 "it finds the test binaries in cargo's messages"
 # The programs that tests start, and the tests.
 cargo build --profile test --quiet -p kv-server -p kv-bench --bin kv-server --bin kv-bench
-cargo test --workspace --no-run --quiet --message-format=json >"$work/messages"
+cargo test "${packages[@]}" --no-run --quiet --message-format=json >"$work/messages"
 for kind in verbs wire; do
     mkdir "$work/$kind"
     python3 scripts/guest/binaries.py "$kind" <"$work/messages" >"$work/$kind/binaries"
