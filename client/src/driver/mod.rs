@@ -1,8 +1,9 @@
 //! Drives operations over one connection: polls, feeds, posts, expires.
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
-//! late. `reads.rs` has the GET's side, `requests.rs` that of messages.
+//! late. `reads.rs` has the GET's side, `requests.rs` that of messages, `blocking.rs` READs of other use.
 
+mod blocking;
 mod reads;
 mod requests;
 
@@ -20,9 +21,10 @@ use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
 use crate::stats::Stats;
 
+use blocking::Blocking;
+pub use blocking::WarmUp;
 pub(crate) use reads::GetNow;
 use reads::Refresh;
-pub use reads::WarmUp;
 use requests::InFlight;
 
 /// Everything of one connection.
@@ -55,8 +57,7 @@ pub(crate) struct Driver<T: Transport> {
     refresh: Option<Refresh>,
     /// The place epoch and when its READ was posted; for transports whose READs take time.
     lease: Option<(u64, u64)>,
-    /// The buffer of a READ that somebody waits for, once it is back.
-    blocking: Option<Result<Vec<u64>, Broken>>,
+    blocking: Blocking,
 }
 
 impl<T: Transport> Driver<T> {
@@ -89,7 +90,7 @@ impl<T: Transport> Driver<T> {
             reads_queued: VecDeque::new(),
             refresh: None,
             lease: None,
-            blocking: None,
+            blocking: Blocking::Idle,
         };
         driver.read_view()?;
         driver.cache =
