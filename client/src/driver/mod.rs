@@ -247,7 +247,11 @@ impl<T: Transport> Driver<T> {
     /// Starts an operation. Its completion may be there at once.
     pub(crate) fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         let ticket = self.submit_get_of_many(key)?;
-        self.flush_if_alone();
+        // Others are in flight: whoever has many takes completions, and the turn that brings these hands over all READs
+        // that were posted meanwhile.
+        if self.ops.len() <= 1 {
+            self.transport.flush();
+        }
         Ok(ticket)
     }
 
@@ -273,7 +277,7 @@ impl<T: Transport> Driver<T> {
         let index = self.insert(key, hash, kind)?;
         let ticket = self.ops[index].ticket;
         self.ask(index);
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
     }
 
@@ -287,7 +291,7 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
     }
 
@@ -297,16 +301,8 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
-    }
-
-    /// Hands over what an operation that was just submitted wants, unless others are in flight: whoever has many takes
-    /// completions, and the turn that brings these hands over what was submitted meanwhile, all at once.
-    fn flush_if_alone(&mut self) {
-        if self.ops.len() <= 1 {
-            self.transport.flush();
-        }
     }
 
     fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<usize, Error> {
