@@ -269,7 +269,8 @@ impl Client {
     }
 
     /// Starts a GET and returns at once. Its completion is taken by [`Client::poll`] or [`Client::wait`]. A GET waits
-    /// for writes to its key that this client submitted before.
+    /// for writes to its key that this client submitted before. Over a network its READ may leave only with the next call
+    /// that takes completions, if other operations are in flight.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::TooManyInFlight`], [`Error::Broken`].

@@ -115,9 +115,12 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
         timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX).min(TIMEOUT_MAX_NS),
         index_cache_bytes: options.index_cache_bytes,
     };
-    let mut driver = Driver::new(transport, promise.region_words, &driver_options)?;
-    let found = (driver.view().table_id, driver.view().incarnation);
     let failed = |reason| Error::Connect { endpoint: promise.url.clone(), reason };
+    let mut driver = match Driver::new(transport, promise.region_words, &driver_options) {
+        Err(error @ (Error::Broken(_) | Error::Timeout { .. })) => return Err(failed(error.to_string())),
+        driver => driver?,
+    };
+    let found = (driver.view().table_id, driver.view().incarnation);
     if let Some(promised) = promise.table.filter(|&promised| promised != found) {
         return Err(failed(format!(
             "the region is table {:016x} of start {:016x}, the server said {:016x} and {:016x}: it was replaced \

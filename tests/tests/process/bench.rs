@@ -64,7 +64,7 @@ fn workloads_find_nothing_wrong_and_their_numbers_add_up(transport: Transport) {
         assert_eq!(report["operations"], 3001, "{workload}");
         assert_eq!(report["wrong"], 0, "{workload}");
         assert_eq!(report["transport"], if transport == Transport::Shm { "shm" } else { "tcp" });
-        let why = report["facts"]["chosen_because"].as_str().unwrap();
+        let why = report["store"]["chosen_because"].as_str().unwrap();
         assert!(why.contains("the URL names"), "{why}");
         let ops = ["read", "update", "insert", "rmw"].map(|op| &report["ops"][op]);
         assert_eq!(ops.iter().map(|op| op["count"].as_u64().unwrap()).sum::<u64>(), 3001, "{workload}");

@@ -153,11 +153,13 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
         assert!(began.elapsed() >= 6 * TIMEOUT);
         let keys: Vec<[u8; 8]> = (0..200).map(u64::to_le_bytes).collect();
         assert!(client.multi_get(&keys).iter().all(is_timeout));
+        assert!(is_timeout(&client.server_stat()) && is_timeout(&client.warm_up()));
     }
     let connected = Client::connect_with(&site.url(), &Options { timeout: TIMEOUT, ..Options::default() });
     assert!(matches!(connected, Err(Error::Connect { .. })), "{connected:?}");
     server.thaw();
     wait_for("an answer", || client.ping().ok());
+    assert_eq!(client.server_stat().unwrap().server_pid, u64::from(server.pid()));
     for round in 0..2 {
         assert_eq!(client.get(&[b'w', round]).unwrap().unwrap().bytes, b"while stopped");
     }

@@ -54,6 +54,14 @@ impl TcpTransport {
         })
     }
 
+    /// Whether more may be kept to be sent.
+    fn has_room(&mut self) -> bool {
+        if self.stream.unsent_bytes() >= TCP_UNSENT_MAX_BYTES {
+            self.flush();
+        }
+        self.stream.unsent_bytes() < TCP_UNSENT_MAX_BYTES
+    }
+
     /// The next event, if it has come whole.
     fn next_event(&mut self) -> Result<Option<Event>, Broken> {
         loop {
@@ -176,8 +184,7 @@ impl Transport for TcpTransport {
         if let Some(broken) = &self.broken {
             return Err(SendError::Broken(broken.clone()));
         }
-        let has_room = std::mem::take(&mut self.has_promised_room);
-        if !has_room && self.stream.unsent_bytes() >= TCP_UNSENT_MAX_BYTES {
+        if !std::mem::take(&mut self.has_promised_room) && !self.has_room() {
             return Err(SendError::Full);
         }
         let body_bytes = parts.iter().map(|part| part.len()).sum();
@@ -225,7 +232,7 @@ impl Transport for TcpTransport {
         if let Some(broken) = &self.broken {
             return Err(SendError::Broken(broken.clone()));
         }
-        if self.stream.unsent_bytes() >= TCP_UNSENT_MAX_BYTES {
+        if !self.has_room() {
             return Err(SendError::Full);
         }
         let mut words = [0; STAGE_FRAME_MAX_WORDS];
