@@ -3,6 +3,8 @@
 use kv_common::region::Words;
 use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::tcp::client::TcpTransport;
+#[cfg(feature = "verbs")]
+use kv_common::transport::verbs::client::VerbsTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.
@@ -11,10 +13,51 @@ pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     Tcp(TcpTransport),
     #[cfg(feature = "verbs")]
-    Verbs(Box<kv_common::transport::verbs::client::VerbsTransport>),
+    Verbs(OfThisProcess<VerbsTransport>),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
     Sim(Box<dyn Transport + Send>),
+}
+
+/// Something of the device's, which a forked child must not destroy: parent and child name the same objects of the kernel.
+#[cfg(feature = "verbs")]
+pub(crate) struct OfThisProcess<T> {
+    /// There until it is dropped.
+    inner: Option<Box<T>>,
+    process: u32,
+}
+
+#[cfg(feature = "verbs")]
+impl<T> OfThisProcess<T> {
+    pub(crate) fn new(inner: T) -> OfThisProcess<T> {
+        OfThisProcess { inner: Some(Box::new(inner)), process: std::process::id() }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> Drop for OfThisProcess<T> {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::forget(self.inner.take());
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> std::ops::Deref for OfThisProcess<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        self.inner.as_deref().expect("it is there until it is dropped")
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> std::ops::DerefMut for OfThisProcess<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_deref_mut().expect("it is there until it is dropped")
+    }
 }
 
 macro_rules! each {

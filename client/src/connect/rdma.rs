@@ -9,7 +9,7 @@ use kv_common::transport::verbs::connect;
 use kv_common::transport::verbs::port::PortWish;
 
 use super::{Connected, NoConnection, say_hello, welcome};
-use crate::transport::AnyTransport;
+use crate::transport::{AnyTransport, OfThisProcess};
 
 /// Hello, answer, exchange, and READs that show that it works.
 pub(super) fn connect(
@@ -34,5 +34,5 @@ pub(super) fn connect(
         welcome.server_pid = 0;
     }
     let transport = connect::connect(stream, &welcome, &wish, deadline)?;
-    Ok((welcome, AnyTransport::Verbs(Box::new(transport))))
+    Ok((welcome, AnyTransport::Verbs(OfThisProcess::new(transport))))
 }

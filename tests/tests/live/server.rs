@@ -95,11 +95,6 @@ pub(crate) fn shm_process(needs: Needs) -> Live {
     process(needs, Site::new())
 }
 
-/// A server in this process, reached by RDMA.
-pub(crate) fn verbs_in_process(needs: Needs) -> Live {
-    in_process(needs, Site::over(Transport::Verbs))
-}
-
 /// A `kv-server` process, reached by RDMA.
 pub(crate) fn verbs_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Verbs))

@@ -39,10 +39,6 @@ mod killed_client;
 #[path = "../process/killed_server.rs"]
 mod killed_server;
 
-mod in_process {
-    scenarios!(crate::live::server::verbs_in_process, #[ignore = "needs an RDMA device"]);
-}
-
 mod process {
     scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
 }
