@@ -94,6 +94,8 @@ struct Pair {
     fault: Option<Fault>,
     /// The token to wake it by, while its worker does not look at it.
     asleep: Option<u64>,
+    /// Its session is over.
+    is_closing: bool,
 }
 
 /// What a queue pair has posted.
@@ -179,7 +181,10 @@ impl Queues {
         if came.pairs.len() >= self.pairs_max {
             return Ok(false);
         }
-        if came.pairs.len() >= came.buffers.chunks.len() {
+        // One that is closing has at most one receive, that of a message that was on its way.
+        let closing = came.pairs.values().filter(|pair| pair.is_closing).count();
+        let needed = (came.pairs.len() - closing + 1) * RECEIVES_PER_PAIR + closing;
+        if needed > came.buffers.chunks.len() * RECEIVES_PER_PAIR {
             came.buffers.grow(&self.domain, &self.receives)?;
         }
         Ok(true)
@@ -188,6 +193,17 @@ impl Queues {
     /// From now on what comes for this queue pair is kept for it.
     pub(super) fn register(&self, number: u32) {
         self.state.lock().came.pairs.insert(number, Pair::default());
+    }
+
+    /// The queue pair is in the error state: what came for it is of no use any more.
+    pub(super) fn note_closing(&self, number: u32) {
+        let came = &mut self.state.lock().came;
+        let Some(pair) = came.pairs.get_mut(&number) else { return };
+        pair.is_closing = true;
+        for (buffer, _) in std::mem::take(&mut pair.requests) {
+            came.buffers.give_back(buffer, &self.receives);
+        }
+        came.buffers.post(&self.receives);
     }
 
     /// The queue pair is destroyed: what it had is free.
@@ -398,6 +414,9 @@ impl Pair {
     fn receive(&mut self, buffer: usize, len_bytes: usize, buffers: &Buffers) -> bool {
         if let Some(taken) = buffers.credit(buffer, len_bytes) {
             self.taken = self.taken.max(taken);
+            return false;
+        }
+        if self.is_closing {
             return false;
         }
         if self.requests.len() >= RDMA_REQUESTS_IN_FLIGHT_MAX {
