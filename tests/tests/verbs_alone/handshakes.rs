@@ -60,13 +60,14 @@ fn fail(address: &Address, how: usize) {
     }
 }
 
+/// An emulated machine takes 20 ms for each.
 fn failures() -> usize {
-    std::env::var("KV_TESTS_HANDSHAKES").map_or(10_000, |count| count.parse().unwrap())
+    std::env::var("KV_TESTS_HANDSHAKES").map_or(2000, |count| count.parse().unwrap())
 }
 
 #[test]
 #[ignore = "needs an RDMA device"]
-fn ten_thousand_failed_handshakes_leave_nothing() {
+fn failed_handshakes_leave_nothing() {
     let _alone = crate::alone();
     let site = Site::over(Transport::Verbs);
     let server = site.serve();
