@@ -32,8 +32,7 @@ pub(super) fn connect(
     if guess.is_some_and(|guess| guess != reaching) {
         port = wish.choose(Some(reaching))?;
     }
-    // Small frames that each wait for the other side.
-    stream.set_nodelay(true)?;
+    socket::tune(&stream)?;
     let is_here = stream.peer_addr()?.ip().is_loopback();
     let (answer, _) = say_hello(&stream, Wanted::Rdma, 0, deadline)?;
     let mut welcome = welcome(answer)?;
