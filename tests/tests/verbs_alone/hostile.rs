@@ -147,22 +147,14 @@ fn nobody_writes_to_the_region_or_reads_beyond_it() {
         let mut peer = RdmaPeer::connect(&site);
         let (range, region) = (peer.bytes(&[7; 64]), peer.region);
         let mut batch = SendBatch::with_capacity(1);
-        match round {
-            0 => drop(batch.write(1, range, region.range(0, 64).unwrap()).unwrap().signalled()),
-            1 => drop(
-                batch.write(1, range, region.range(region.len_bytes - 64, 64).unwrap()).unwrap().signalled(),
-            ),
-            2 => drop(
-                batch
-                    .read(1, range, beyond(region).range(region.len_bytes - 32, 64).unwrap())
-                    .unwrap()
-                    .signalled(),
-            ),
-            _ => {
-                let other = RemoteMemory { rkey: region.rkey ^ 0x5555, ..region };
-                drop(batch.read(1, range, other.range(0, 64).unwrap()).unwrap().signalled());
-            }
-        }
+        let other = RemoteMemory { rkey: region.rkey ^ 0x5555, ..region };
+        let request = match round {
+            0 => batch.write(1, range, region.range(0, 64).unwrap()),
+            1 => batch.write(1, range, region.range(region.len_bytes - 64, 64).unwrap()),
+            2 => batch.read(1, range, beyond(region).range(region.len_bytes - 32, 64).unwrap()),
+            _ => batch.read(1, range, other.range(0, 64).unwrap()),
+        };
+        request.unwrap().signalled();
         peer.pair.post_send(&mut batch).unwrap();
         let status = peer.error().status;
         let is_refusal =
