@@ -36,7 +36,7 @@ trap clean_up EXIT
 export KV_URL="kv+shm://$work/kv.sock"
 say "starting kv-server"
 mkfifo "$work/ready"
-"$bin/kv-server" --memory 1GiB --socket "$work/kv.sock" >"$work/ready" &
+"$bin/kv-server" --memory 1GiB --listen none --socket "$work/kv.sock" >"$work/ready" &
 server_pid=$!
 read -r ready <"$work/ready" || die "kv-server did not start"
 echo "$ready"

@@ -18,7 +18,7 @@ clean_up() {
 trap clean_up EXIT
 export KV_URL="kv+shm://$work/kv.sock"
 mkfifo "$work/ready"
-"$bin/kv-server" --memory 64MiB --socket "$work/kv.sock" --hugepages off --log-level error >"$work/ready" &
+"$bin/kv-server" --memory 64MiB --listen none --socket "$work/kv.sock" --hugepages off --log-level error >"$work/ready" &
 server_pid=$!
 read -r _ <"$work/ready"
 

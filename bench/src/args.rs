@@ -41,8 +41,9 @@ pub enum Command {
 /// Where the store is.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// The store: kv+shm:///path/of/socket, or the path of a socket; or a store in this process, filled before the
-    /// run: mem:dashmap, or mem:null, which does nothing. [default: the server's default socket]
+    /// The store: kv://host:port, kv+tcp://host:port, kv+shm:///path/of/socket, or the path of a socket; or a store in
+    /// this process, filled before the run: mem:dashmap, or mem:null, which does nothing. [default: the server's
+    /// default socket]
     #[arg(long, env = "KV_URL")]
     pub url: Option<String>,
     /// Bytes of the client's index cache, per thread.

@@ -51,6 +51,15 @@ pub enum Error {
         /// Its reason.
         refusal: HelloRefusal,
     },
+    /// The URL asks for RDMA, which this build has not.
+    #[error(
+        "no connection to {endpoint}: this program was built without RDMA; build it with the feature `verbs`, or use \
+         kv+tcp:// or kv://"
+    )]
+    WithoutRdma {
+        /// Where.
+        endpoint: String,
+    },
     /// The region is not one that this library can read.
     #[error("the server's region cannot be read: {0}")]
     Identity(#[from] IdentityError),

@@ -31,6 +31,7 @@ mod driver;
 mod error;
 mod fork;
 mod get;
+mod multi_get;
 mod op;
 mod stat;
 mod stats;
@@ -50,7 +51,6 @@ pub use stats::Stats;
 
 use driver::{Driver, GetNow, check_value};
 use fork::ForkGuard;
-use kv_common::hash::KeyHash;
 use op::Write;
 use transport::AnyTransport;
 
@@ -90,7 +90,7 @@ const _: () = {
 /// What a client is connected to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// `shm`: loads from a mapping of the server's region.
+    /// `shm`: loads from a mapping of the server's region. `tcp`: READs that the server answers.
     pub transport: &'static str,
     /// The server's endpoint as a URL.
     pub url: String,
@@ -116,12 +116,14 @@ pub struct Connection {
 pub const PROBE_MAX_BYTES: usize = 64 << 10;
 
 impl Client {
-    /// Connects to the server that `url` names: `kv+shm:///path/of/socket`, or the path of a socket.
+    /// Connects to the server that `url` names: `kv://host[:port]` by the best transport that both sides have;
+    /// `kv+tcp://host[:port]` by TCP and by nothing else; `kv+shm:///path/of/socket`, or the path of a socket, through shared
+    /// memory and by nothing else.
     ///
     /// # Errors
     /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it is silent,
-    /// [`Error::NotAdmitted`] if it does not take this client (not permitted, too many clients, another protocol
-    /// version), [`Error::Identity`] if what it serves is
+    /// [`Error::WithoutRdma`], [`Error::NotAdmitted`] if it does not take this client (not permitted, too many clients,
+    /// another protocol version), [`Error::Identity`] if what it serves is
     /// no table that this library reads.
     pub fn connect(url: &str) -> Result<Client, Error> {
         Client::connect_with(url, &Options::default())
@@ -133,6 +135,11 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_with(url: &str, options: &Options) -> Result<Client, Error> {
         connect::connect(url, options)
+    }
+
+    /// The transport: `shm` or `tcp`. [`Client::connection`] says why.
+    pub fn transport(&self) -> &'static str {
+        self.connection.transport
     }
 
     /// What this client is connected to.
@@ -193,55 +200,6 @@ impl Client {
     ) -> Result<Option<R>, Error> {
         let Outcome::Get(result) = self.driver.wait_for(ticket) else { unreachable!("a GET ends as a GET") };
         Ok(result?.map(|value| visit(&value.bytes, value.version)))
-    }
-
-    /// The values of many keys: one result per key, in their order; one that fails fails alone. READs are overlapped,
-    /// so this is a few times faster than as many [`Client::get`]s.
-    pub fn multi_get(&mut self, keys: &[impl AsRef<[u8]>]) -> Vec<Result<Option<Value>, Error>> {
-        let mut results = Vec::with_capacity(keys.len());
-        self.multi_get_with(keys, |_, result| {
-            results.push(
-                result.map(|found| found.map(|(bytes, version)| Value { bytes: bytes.to_vec(), version })),
-            );
-        });
-        results
-    }
-
-    /// As [`Client::multi_get`], but lets `visit` look at each value, called once per key with its index, in order.
-    pub fn multi_get_with<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        mut visit: impl FnMut(usize, Result<Option<(&[u8], Version)>, Error>),
-    ) {
-        const AHEAD: usize = 16;
-        for (batch_index, batch) in keys.chunks(AHEAD).enumerate() {
-            let place_epoch = self.driver.cache.place_epoch();
-            let mut probes = [(KeyHash(0), None); AHEAD];
-            for ((hash, _), key) in probes.iter_mut().zip(batch) {
-                *hash = self.driver.prefetch_lines(key.as_ref());
-            }
-            for (hash, slot) in &mut probes[..batch.len()] {
-                *slot = self.driver.prefetch_block(*hash);
-            }
-            for (i, (key, &(hash, slot))) in batch.iter().zip(&probes).enumerate() {
-                let index = batch_index * AHEAD + i;
-                let key = key.as_ref();
-                let found = self.check(key).and_then(|()| self.driver.get_at(key, hash, slot, place_epoch));
-                match found {
-                    Ok(GetNow::Found { version, value }) => {
-                        visit(index, Ok(Some((self.driver.found_bytes(value), version))));
-                    }
-                    Ok(GetNow::Absent) => visit(index, Ok(None)),
-                    Ok(GetNow::Ask | GetNow::Submit) => {
-                        let value = self.get(key);
-                        let found =
-                            value.as_ref().map(|found| found.as_ref().map(|v| (&v.bytes[..], v.version)));
-                        visit(index, found.map_err(Clone::clone));
-                    }
-                    Err(error) => visit(index, Err(error)),
-                }
-            }
-        }
     }
 
     /// Whether `key` is there.
@@ -314,7 +272,8 @@ impl Client {
     }
 
     /// Starts a GET and returns at once. Its completion is taken by [`Client::poll`] or [`Client::wait`]. A GET waits
-    /// for writes to its key that this client submitted before.
+    /// for writes to its key that this client submitted before. Over a network its READ may leave only with the next call
+    /// that takes completions, if other operations are in flight.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::TooManyInFlight`], [`Error::Broken`].

@@ -37,6 +37,8 @@ pub struct Stats {
     pub slow_lookups: u64,
     /// Looked again with a new directory.
     pub directory_refreshes: u64,
+    /// Started over because the place epoch had been read too long ago when a READ came back; never over shared memory.
+    pub leases_expired: u64,
     /// Dropped all places because the place epoch had changed.
     pub place_epochs: u64,
     /// GETs that were answered by the server, for whatever cause.

@@ -2,25 +2,71 @@
 
 use kv_common::region::Words;
 use kv_common::transport::shm::client::ShmTransport;
+use kv_common::transport::tcp::client::TcpTransport;
+#[cfg(feature = "verbs")]
+use kv_common::transport::verbs::client::VerbsTransport;
 use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 
 /// One of the transports.
-// One per client, in place: a GET goes through it.
-#[cfg_attr(
-    feature = "adversary",
-    expect(clippy::large_enum_variant, reason = "the small one exists in tests only")
-)]
+// In place, one per client: a GET goes through it.
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
+    Tcp(TcpTransport),
+    #[cfg(feature = "verbs")]
+    Verbs(OfThisProcess<VerbsTransport>),
     /// The simulated fabric of the tests.
     #[cfg(feature = "adversary")]
     Sim(Box<dyn Transport + Send>),
+}
+
+/// Something of the device's, which a forked child must not destroy: parent and child name the same objects of the kernel.
+#[cfg(feature = "verbs")]
+pub(crate) struct OfThisProcess<T> {
+    /// There until it is dropped.
+    inner: Option<Box<T>>,
+    process: u32,
+}
+
+#[cfg(feature = "verbs")]
+impl<T> OfThisProcess<T> {
+    pub(crate) fn new(inner: T) -> OfThisProcess<T> {
+        OfThisProcess { inner: Some(Box::new(inner)), process: std::process::id() }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> Drop for OfThisProcess<T> {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::forget(self.inner.take());
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> std::ops::Deref for OfThisProcess<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        self.inner.as_deref().expect("it is there until it is dropped")
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl<T> std::ops::DerefMut for OfThisProcess<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_deref_mut().expect("it is there until it is dropped")
+    }
 }
 
 macro_rules! each {
     ($self:expr, $transport:ident => $call:expr) => {
         match $self {
             AnyTransport::Shm($transport) => $call,
+            AnyTransport::Tcp($transport) => $call,
+            #[cfg(feature = "verbs")]
+            AnyTransport::Verbs($transport) => $call,
             #[cfg(feature = "adversary")]
             AnyTransport::Sim($transport) => $call,
         }

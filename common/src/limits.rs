@@ -70,13 +70,46 @@ pub const OPERATION_TIMEOUT_NS: u64 = 5_000_000_000;
 /// How long a handshake may take; a peer that is silent longer is dropped, or sooner if its place is needed.
 pub const HANDSHAKE_TIMEOUT_NS: u64 = 2_000_000_000;
 
+/// Words of one READ over tcp: the largest block, the largest directory, and every larger piece that a client reads are
+/// below.
+pub const READ_MAX_WORDS: usize = layout::SEGMENT_WORDS;
+
+/// READs that one client has in flight over tcp. They are served one after the other; so many keep the wires busy for the
+/// time of a round trip.
+pub const TCP_READS_IN_FLIGHT_MAX: usize = 64;
+
+/// Words of the staging area in one frame over tcp: what is received whole before it is looked at stays small.
+pub const STAGE_FRAME_MAX_WORDS: usize = 4 << 10;
+
+/// Bytes that one side of a tcp connection keeps until the socket takes them, before it takes no more to send: the
+/// replies to one request, or a staged value, may be on top.
+pub const TCP_UNSENT_MAX_BYTES: usize = 64 << 10;
+
+/// How long a tcp connection may be silent before its end asks the other host whether it is still there, ...
+pub const TCP_SILENCE_SECONDS: u64 = 30;
+/// ... and how long the other may leave that, or anything that was sent, without an answer. A peer that reads nothing
+/// for so long, stopped in a debugger for instance, counts as gone, too.
+pub const TCP_GONE_SECONDS: u64 = 120;
+
+/// Requests that one client may have in flight over RDMA: for each of them the server keeps a registered receive buffer.
+pub const RDMA_REQUESTS_IN_FLIGHT_MAX: usize = 32;
+
+/// Replies that a server may have in flight to one client over RDMA: for each of them the client keeps a receive buffer.
+pub const RDMA_REPLIES_IN_FLIGHT_MAX: usize = 32;
+
+/// READs that one client has in flight over RDMA, whatever both devices could do.
+pub const RDMA_READS_IN_FLIGHT_MAX: usize = 128;
+
 /// Versions reserved in the superblock ahead of their use, so that no version is used twice after a crash.
 pub const VERSION_RESERVE: u64 = 1 << 20;
 
 /// Stripes of the writers' locks. Two homes collide in one with probability 1 / this.
 pub const STRIPES: usize = 4096;
 
+const _: () =
+    assert!(BLOCK_MAX_BYTES <= READ_MAX_WORDS * 8 && 1 << layout::DIRECTORY_DEPTH_MAX <= READ_MAX_WORDS);
 const _: () = assert!(STRIPES.is_power_of_two());
 const _: () = assert!(BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);
 const _: () = assert!(KEY_MAX_BYTES <= u16::MAX as usize && VALUE_MAX_BYTES <= u32::MAX as usize);
 const _: () = assert!(GRACE_NS < LEASE_NS);
+const _: () = assert!(RDMA_REQUESTS_IN_FLIGHT_MAX <= REQUESTS_IN_FLIGHT_MAX);

@@ -160,6 +160,20 @@ impl Words {
         Words(ReadWords { base, len_words, owner: heap })
     }
 
+    /// Zeroed words in memory of this process alone, which has no pages before they are touched.
+    ///
+    /// # Errors
+    /// What the system said.
+    #[cfg(not(loom))]
+    pub fn private(len_words: usize) -> std::io::Result<Words> {
+        let mapping = memmap2::MmapMut::map_anon((len_words * WORD_BYTES).max(1))?;
+        let mapping = memmap2::MmapRaw::from(mapping);
+        let base = mapping.as_mut_ptr();
+        // SAFETY: the mapping is page-aligned, readable and writable, has that many bytes or more, and lives as long as
+        // its owner; nobody else has its address, so every access goes through this view.
+        Ok(unsafe { Words::from_raw(base, len_words * WORD_BYTES, Arc::new(mapping)) })
+    }
+
     /// The same words, without the right to store.
     pub fn read_only(&self) -> &ReadWords {
         &self.0
@@ -335,6 +349,15 @@ mod tests {
         let mut out = [0; 5];
         words.sub(2, 8).copy_out(0, &mut out);
         assert_eq!(out, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn private_words_are_zero_and_take_stores() {
+        let words = Words::private(1 << 17).unwrap();
+        assert_eq!((words.len_words(), words.load(0), words.load((1 << 17) - 1)), (1 << 17, 0, 0));
+        words.store((1 << 17) - 1, 9);
+        assert_eq!(words.load((1 << 17) - 1), 9);
+        assert!(Words::private(0).unwrap().is_empty());
     }
 
     #[test]

@@ -51,6 +51,8 @@ struct ReplyHeader {
 
 /// Bytes of a request before an inline value's key.
 pub const REQUEST_HEADER_BYTES: usize = size_of::<RequestHeader>();
+/// Bytes between the header and the key of a request whose value is staged.
+pub const STAGED_HEADER_BYTES: usize = size_of::<StagedHeader>();
 /// Bytes of a reply before its chunk.
 pub const REPLY_HEADER_BYTES: usize = size_of::<ReplyHeader>();
 
@@ -343,6 +345,9 @@ pub enum Malformed {
     /// The ring that carries the messages is not what it must be.
     #[error("the ring that carries the messages is not what it must be")]
     Ring = 6,
+    /// A frame of the connection is none that may come, or names words outside of what there is.
+    #[error("a frame of the connection is none that may come, or names words outside of what there is")]
+    Frame = 7,
 }
 
 /// Why the server did not do what it was asked. Nothing was changed.
@@ -442,6 +447,7 @@ impl Refusal {
                     4 => Malformed::UnknownFlags,
                     5 => Malformed::Session,
                     6 => Malformed::Ring,
+                    7 => Malformed::Frame,
                     _ => return Err(Malformed::UnknownOp),
                 },
             },

@@ -12,7 +12,7 @@ use clap::Parser;
     after_help = "Each option is also an environment variable (--max-clients: KV_MAX_CLIENTS) and a key of the \
                   configuration file (max-clients = 100). A flag wins over the environment, the environment over the \
                   file. When the server is ready it prints one line to standard output: \
-                  ready socket=PATH memory_bytes=N pid=N. Logs go to standard error.\n\n\
+                  ready socket=PATH listen=ADDRESS memory_bytes=N pid=N. Logs go to standard error.\n\n\
                   Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed while running, 2 wrong options, 3 cannot start."
 )]
 pub struct Flags {
@@ -22,6 +22,22 @@ pub struct Flags {
     /// Unix socket that clients connect to [default: $XDG_RUNTIME_DIR/kv.sock, else /tmp/kv-UID.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<String>,
+    /// Where clients of other hosts connect to, by TCP: HOST:PORT, or none. Whoever reaches it may read and write
+    /// [default: 127.0.0.1:7410]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// RDMA for clients: auto (if there is a device), off, on (or the server does not start) [default: auto]
+    #[arg(long, value_name = "CHOICE")]
+    pub rdma: Option<String>,
+    /// RDMA device, as `rdma link` shows it [default: the first that can be used]
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+    /// Port of the RDMA device, from 1 [default: the first that can be used]
+    #[arg(long, value_name = "N")]
+    pub rdma_port: Option<String>,
+    /// Index in the port's GID table [default: by the address that clients come by]
+    #[arg(long, value_name = "N")]
+    pub rdma_gid: Option<String>,
     /// Threads that serve requests [default: half of the processors]
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
@@ -59,6 +75,11 @@ impl Flags {
         [
             single("memory", &self.memory),
             single("socket", &self.socket),
+            single("listen", &self.listen),
+            single("rdma", &self.rdma),
+            single("rdma-device", &self.rdma_device),
+            single("rdma-port", &self.rdma_port),
+            single("rdma-gid", &self.rdma_gid),
             single("workers", &self.workers),
             single("hugepages", &self.hugepages),
             single("expected-keys", &self.expected_keys),

@@ -26,6 +26,8 @@ mod link;
 mod peer;
 mod poller;
 mod rate;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod running;
 mod session;
 mod shared;

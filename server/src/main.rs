@@ -81,8 +81,9 @@ fn serve(config: Config) -> ExitCode {
 fn announce(running: &Running) {
     let mut out = io::stdout().lock();
     let (socket, bytes, pid) = (running.socket().display(), running.region_bytes(), std::process::id());
-    let line =
-        writeln!(out, "ready socket={socket} memory_bytes={bytes} pid={pid}").and_then(|()| out.flush());
+    let listen = running.listen_address().map_or("none".to_owned(), |address| address.to_string());
+    let line = writeln!(out, "ready socket={socket} listen={listen} memory_bytes={bytes} pid={pid}")
+        .and_then(|()| out.flush());
     if let Err(error) = line {
         // Nobody waits for it, then.
         info!(%error, "standard output takes no readiness line");

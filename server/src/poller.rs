@@ -11,6 +11,15 @@ use rustix::io::Errno;
 /// Events that one look brings at most; what is left comes with the next.
 const EVENTS_PER_LOOK: usize = 128;
 
+/// What a descriptor is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Bytes to read, and the peer's end: as long as they are there.
+    Bells,
+    /// Each time that bytes come, room to write becomes free again, or the peer ends.
+    News,
+}
+
 /// An epoll instance whose descriptors are named by numbers of the caller's choice.
 pub(crate) struct Poller {
     epoll: OwnedFd,
@@ -23,7 +32,16 @@ impl Poller {
 
     /// Watches `source` for bytes to read, and for its end, until it is closed or removed.
     pub(crate) fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
-        let interest = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        self.add_for(source, token, Watch::Bells)
+    }
+
+    /// Watches `source`, until it is closed or removed.
+    pub(crate) fn add_for(&self, source: impl AsFd, token: u64, watch: Watch) -> io::Result<()> {
+        let bells = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        let interest = match watch {
+            Watch::Bells => bells,
+            Watch::News => bells | epoll::EventFlags::OUT | epoll::EventFlags::ET,
+        };
         Ok(epoll::add(&self.epoll, source, epoll::EventData::new_u64(token), interest)?)
     }
 

@@ -1,5 +1,6 @@
 //! A server that runs, and how it comes to an end.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -14,6 +15,7 @@ use crate::table::Table;
 /// A server in this process. Dropping it stops it, as [`Running::stop`] does.
 pub struct Running {
     config: Config,
+    listen_address: Option<SocketAddr>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) table: Arc<Table>,
     pub(crate) threads: Vec<JoinHandle<()>>,
@@ -59,17 +61,23 @@ impl ThreadEnd {
 impl Running {
     pub(crate) fn new(
         config: Config,
+        listen_address: Option<SocketAddr>,
         shared: Arc<Shared>,
         table: Arc<Table>,
         owner: OwnerKeeper,
         ended: mpsc::Receiver<ThreadEnd>,
     ) -> Running {
-        Running { config, shared, table, threads: Vec::new(), ended, owner: Some(owner) }
+        Running { config, listen_address, shared, table, threads: Vec::new(), ended, owner: Some(owner) }
     }
 
     /// The socket that clients connect to.
     pub fn socket(&self) -> &Path {
         &self.config.socket
+    }
+
+    /// Where it listens for TCP connections, with the port that the system chose if it was asked for 0.
+    pub fn listen_address(&self) -> Option<SocketAddr> {
+        self.listen_address
     }
 
     /// Bytes of the region.
@@ -126,7 +134,7 @@ impl Running {
         // Clients that were welcomed in the last moment and found no worker.
         self.shared.mailboxes.iter().for_each(|mailbox| drop(mailbox.take_new()));
         self.owner = None;
-        drop(self.shared.retired_listener.lock().take());
+        drop(self.shared.retired_listeners.lock().take());
         result
     }
 }

@@ -8,10 +8,11 @@ use kv_common::wire::{Malformed, Refusal, Reply, Request, Status};
 
 use crate::link::{End, Link, Next};
 use crate::peer::Peer;
+use crate::poller::Watch;
 use crate::shared::ClientSlot;
 use crate::table;
 
-/// Requests of one client that are served before others have their turn.
+/// Requests of one client, READs included where the server answers them, that are served before others have their turn.
 const REQUESTS_PER_TURN: usize = 16;
 
 /// A client's session. Dropping it closes its socket, which the client notices, and frees its memory.
@@ -30,7 +31,7 @@ pub(crate) struct Session {
 pub(crate) enum Turn {
     /// It asked for nothing.
     Nothing,
-    /// So many requests were served; there may be more.
+    /// So many requests were served, not counting READs; there may be more.
     Served(usize),
     /// It has not read all of its replies: its next request is not taken before it has.
     Stalled {
@@ -52,16 +53,18 @@ pub(crate) enum Mode {
 impl Session {
     pub(crate) fn new(number: u64, peer: Peer, link: Link, slot: ClientSlot) -> Session {
         let staging = link.staging().clone();
-        Session { number, peer, spin: Spin::default(), link, staging, _slot: slot }
+        Session { number, peer, spin: link.spin(), link, staging, _slot: slot }
     }
 
     /// Serves a few requests, if replies before them could be handed over. `message` is room for a request.
     pub(crate) fn turn(&mut self, table: &mut table::Worker, message: &mut Vec<u8>, mode: Mode) -> Turn {
         let turn = self.serve(table, message, mode).unwrap_or_else(Turn::Ended);
-        if let Turn::Ended(end) = turn
-            && let Some(reason) = end.complaint()
-        {
-            self.link.push(&refused(0, Refusal::Malformed { reason }));
+        if let Turn::Ended(end) = turn {
+            if let Some(reason) = end.complaint() {
+                self.link.push(&refused(0, Refusal::Malformed { reason }));
+            }
+            self.link.close();
+            return turn;
         }
         match self.link.end_turn() {
             Ok(()) => turn,
@@ -70,18 +73,20 @@ impl Session {
     }
 
     fn serve(&mut self, table: &mut table::Worker, message: &mut Vec<u8>, mode: Mode) -> Result<Turn, End> {
-        let mut served = 0;
+        let (mut requests, mut others) = (0, 0);
         let has_progress = self.link.flush()?;
-        while self.link.has_delivered() && served < REQUESTS_PER_TURN {
+        while self.link.has_room() && requests + others < REQUESTS_PER_TURN {
             match self.link.next(message)? {
-                Next::Request => {}
-                Next::Nothing if served == 0 => return Ok(Turn::Nothing),
-                Next::Nothing => return Ok(Turn::Served(served)),
+                Next::Request => {
+                    self.answer(table, message, mode).map_err(End::Malformed)?;
+                    requests += 1;
+                }
+                Next::Served => others += 1,
+                Next::Nothing if requests + others == 0 => return Ok(Turn::Nothing),
+                Next::Nothing => return Ok(Turn::Served(requests)),
             }
-            self.answer(table, message, mode).map_err(End::Malformed)?;
-            served += 1;
         }
-        Ok(if served == 0 { Turn::Stalled { has_progress } } else { Turn::Served(served) })
+        Ok(if requests + others == 0 { Turn::Stalled { has_progress } } else { Turn::Served(requests) })
     }
 
     /// Answers one request. A message that is none is an error after it was answered: who sends such things cannot be
@@ -115,6 +120,16 @@ impl Session {
     /// Takes that back.
     pub(crate) fn wake_up(&mut self) {
         self.link.wake_up();
+    }
+
+    /// The token by which its worker knows it.
+    pub(crate) fn admitted(&mut self, token: u64) {
+        self.link.admitted(token);
+    }
+
+    /// How the descriptor is to be watched.
+    pub(crate) fn watch(&self) -> Watch {
+        self.link.watch()
     }
 
     /// True if all replies were handed over.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kv_common::transport::shm::socket::Listener;
 use parking_lot::Mutex;
 
+use crate::accept::Listeners;
 use crate::poller::Waker;
 use crate::session::Session;
 
@@ -15,11 +15,11 @@ pub(crate) struct Shared {
     clients: AtomicUsize,
     clients_max: usize,
     /// Rung when the server is to stop.
-    pub(crate) accept_waker: Waker,
+    pub(crate) accept_waker: Arc<Waker>,
     pub(crate) mailboxes: Vec<Mailbox>,
-    /// The socket once nobody is accepted any more. Its path stays taken until the region has no writer: a successor
+    /// The sockets once nobody is accepted any more. Path and port stay taken until the region has no writer: a successor
     /// must not acknowledge anything while clients of this server still read what it wrote.
-    pub(crate) retired_listener: Mutex<Option<Listener>>,
+    pub(crate) retired_listeners: Mutex<Option<Listeners>>,
 }
 
 /// Where a worker finds its new sessions.
@@ -38,9 +38,9 @@ impl Shared {
             is_stopping: AtomicBool::new(false),
             clients: AtomicUsize::new(0),
             clients_max,
-            accept_waker: Waker::new()?,
+            accept_waker: Arc::new(Waker::new()?),
             mailboxes: (0..workers).map(|_| mailbox()).collect::<std::io::Result<_>>()?,
-            retired_listener: Mutex::default(),
+            retired_listeners: Mutex::default(),
         })
     }
 
@@ -71,13 +71,15 @@ impl Shared {
         Some(ClientSlot(Arc::clone(self)))
     }
 
-    /// Gives a session to the worker that has the fewest.
-    pub(crate) fn hand_over(&self, session: Session) {
-        let mailbox = self
-            .mailboxes
-            .iter()
-            .min_by_key(|mailbox| mailbox.sessions.load(Ordering::Relaxed))
-            .expect("a server has a worker");
+    /// The worker that has the fewest sessions.
+    pub(crate) fn idlest_worker(&self) -> usize {
+        let sessions = |index: &usize| self.mailboxes[*index].sessions.load(Ordering::Relaxed);
+        (0..self.mailboxes.len()).min_by_key(sessions).expect("a server has a worker")
+    }
+
+    /// Gives a session to a worker.
+    pub(crate) fn hand_over(&self, session: Session, worker: usize) {
+        let mailbox = &self.mailboxes[worker];
         mailbox.sessions.fetch_add(1, Ordering::Relaxed);
         mailbox.new.lock().push(session);
         mailbox.waker.wake();

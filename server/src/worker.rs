@@ -36,6 +36,9 @@ const DRAIN_TICK: Duration = Duration::from_millis(5);
 
 /// The token of the mailbox's waker; those of clients are smaller.
 const WAKER: u64 = u64::MAX;
+/// The token of the completion channel.
+#[cfg(feature = "verbs")]
+const COMPLETIONS: u64 = u64::MAX - 1;
 /// Bits of a token that name the client's index; the others are its session number, against tokens of its predecessor.
 const INDEX_BITS: u32 = 16;
 const _: () = assert!(kv_common::limits::CLIENTS_MAX <= 1 << INDEX_BITS);
@@ -56,6 +59,8 @@ pub(crate) struct Worker {
     complaints: RateLimit,
     message: Vec<u8>,
     tokens: Vec<u64>,
+    #[cfg(feature = "verbs")]
+    rdma: Option<Arc<crate::rdma::Queues>>,
 }
 
 struct Client {
@@ -94,7 +99,17 @@ impl Worker {
             complaints: RateLimit::default(),
             message: Vec::new(),
             tokens: Vec::new(),
+            #[cfg(feature = "verbs")]
+            rdma: None,
         })
+    }
+
+    /// Serves clients by RDMA, too, from these queues.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn with_rdma(mut self, queues: &Arc<crate::rdma::Queues>) -> std::io::Result<Worker> {
+        self.poller.add(queues.channel().fd(), COMPLETIONS)?;
+        self.rdma = Some(Arc::clone(queues));
+        Ok(self)
     }
 
     /// Serves until the server is told to stop and has drained.
@@ -107,6 +122,8 @@ impl Worker {
     fn turn(&mut self) {
         let served = self.serve_hot();
         self.retry_stalled();
+        #[cfg(feature = "verbs")]
+        self.wake_called();
         if self.hot.is_empty() {
             self.sleep();
         } else if self.is_look_due(served) {
@@ -202,6 +219,8 @@ impl Worker {
         for token in tokens.drain(..) {
             match token {
                 WAKER => self.read_mailbox(),
+                #[cfg(feature = "verbs")]
+                COMPLETIONS => self.rdma.as_ref().expect("its channel is watched").take_events(),
                 token => self.woken(token),
             }
         }
@@ -220,14 +239,26 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, session: Session) {
+    /// Wakes clients by RDMA for whom something came while another one was looked at.
+    #[cfg(feature = "verbs")]
+    fn wake_called(&mut self) {
+        let Some(rdma) = &self.rdma else { return };
+        for token in rdma.take_woken() {
+            if let Some(index) = self.index_of(token) {
+                self.called(index);
+            }
+        }
+    }
+
+    fn admit(&mut self, mut session: Session) {
         let index = self.clients.iter().position(Option::is_none).unwrap_or_else(|| {
             self.clients.push(None);
             self.clients.len() - 1
         });
         let token = session.number << INDEX_BITS | index as u64;
         self.count(Counter::Sessions, 1);
-        let watched = self.poller.add(&session, token);
+        session.admitted(token);
+        let watched = self.poller.add_for(&session, token, session.watch());
         let looks = session.spin.budget();
         let state = State::Hot { looks };
         self.clients[index] = Some(Client { session, state, backlog: REQUESTS_IN_FLIGHT_MAX });
@@ -240,17 +271,26 @@ impl Worker {
         }
     }
 
-    fn woken(&mut self, token: u64) {
+    /// The index of the client with this token. A client that ended in this very look may still have a token in it.
+    fn index_of(&self, token: u64) -> Option<usize> {
         let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
-        // A client that ended in this very look may still have a token in it.
-        let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
-        if client.session.number != token >> INDEX_BITS {
-            return;
-        }
+        let client = self.clients.get(index)?.as_ref()?;
+        (client.session.number == token >> INDEX_BITS).then_some(index)
+    }
+
+    fn woken(&mut self, token: u64) {
+        let Some(index) = self.index_of(token) else { return };
+        let client = self.clients[index].as_mut().expect("just found");
         if let Err(end) = client.session.woken() {
             self.hot.retain(|&hot| hot != index);
             return self.end(index, end);
         }
+        self.called(index);
+    }
+
+    /// A client wants something.
+    fn called(&mut self, index: usize) {
+        let client = self.clients[index].as_mut().expect("it was just found");
         match client.state {
             State::Hot { .. } => {}
             State::Quiet => {
@@ -268,12 +308,18 @@ impl Worker {
         self.poller.remove(&session);
         self.shared.mailboxes[self.index].note_ended();
         self.count(Counter::Sessions, 1u64.wrapping_neg());
-        let (number, pid, uid) = (session.number, session.peer.pid(), session.peer.uid());
+        let (number, peer) = (session.number, session.peer);
         match end {
-            End::Gone => debug!(session = number, pid, uid, "client gone"),
+            End::Gone => debug!(session = number, %peer, "client gone"),
+            #[cfg(feature = "verbs")]
+            End::Rdma(fault @ crate::rdma::Fault::Completion(_)) => {
+                if let Some(suppressed) = self.complaints.permits(Instant::now()) {
+                    warn!(session = number, %peer, reason = %fault, suppressed, "lost a client");
+                }
+            }
             broken => {
                 if let Some(suppressed) = self.complaints.permits(Instant::now()) {
-                    warn!(session = number, pid, uid, reason = %broken, suppressed, "closed a client that broke the protocol");
+                    warn!(session = number, %peer, reason = %broken, suppressed, "closed a client that broke the protocol");
                 }
             }
         }

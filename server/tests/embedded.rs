@@ -22,6 +22,7 @@ fn an_embedded_server_starts_and_stops_any_number_of_times_and_leaves_nothing() 
         hugepages: PagePolicy::Off,
         socket: site.socket(),
         workers: 2,
+        listen: None,
         ..Config::default()
     };
     let before = (entries("/proc/self/fd"), entries("/proc/self/task"));

@@ -56,17 +56,39 @@ fn wrong_options_end_with_code_2_and_a_reason() {
 }
 
 #[test]
+fn rdma_that_cannot_be_had_ends_with_code_3_if_it_is_wanted() {
+    let site = Site::new();
+    for (args, reason) in [
+        // With other devices and without any.
+        (&["--rdma", "on", "--rdma-device", "no_such_device"][..], "RDMA"),
+        (&["--rdma-device", "no_such_device"], "--rdma off does without"),
+        (&["--rdma", "on", "--listen", "none"], "clients by RDMA say hello by TCP"),
+    ] {
+        let flags = site.flags();
+        let own = if args.contains(&"--listen") { &flags[..6] } else { &flags };
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        let (code, out, error) = site.run(&[&own, args].concat());
+        assert_eq!((code, out.as_str()), (Some(3), ""), "{args:?}: {error}");
+        assert!(error.contains(reason), "{args:?}: {error}");
+    }
+}
+
+#[test]
 fn what_the_machine_does_not_have_ends_with_code_3() {
     let site = Site::new();
     let socket = site.socket();
     let socket = socket.to_str().unwrap();
-    let (code, out, error) = site.run(&["--socket", socket, "--memory", "15TiB", "--hugepages", "off"]);
+    let (code, out, error) =
+        site.run(&["--listen", "none", "--socket", socket, "--memory", "15TiB", "--hugepages", "off"]);
     assert_eq!((code, out.as_str()), (Some(3), ""));
     assert!(error.contains("no memory for the region") && error.contains("are available"), "{error}");
-    let (code, _, error) = site.run(&["--socket", socket, "--memory", "15TiB", "--hugepages", "require"]);
+    let (code, _, error) =
+        site.run(&["--listen", "none", "--socket", socket, "--memory", "15TiB", "--hugepages", "require"]);
     assert_eq!(code, Some(3));
     assert!(error.contains("missing; as root: sysctl vm.nr_hugepages="), "{error}");
     let (code, _, error) = site.run(&[
+        "--listen",
+        "none",
         "--socket",
         socket,
         "--memory",
@@ -86,7 +108,8 @@ fn sockets_that_cannot_be_are_errors_with_code_3() {
     let site = Site::new();
     std::fs::write(site.path("file"), "mine").unwrap();
     let try_path = |path: &str| {
-        let (code, _, error) = site.run(&["--memory", "16MiB", "--hugepages", "off", "--socket", path]);
+        let (code, _, error) =
+            site.run(&["--memory", "16MiB", "--hugepages", "off", "--listen", "none", "--socket", path]);
         assert_eq!(code, Some(3), "{error}");
         error
     };
@@ -105,8 +128,17 @@ fn sockets_that_cannot_be_are_errors_with_code_3() {
 fn the_readiness_line_says_where_and_how_much() {
     let site = Site::new();
     let server = site.serve(&[]);
-    let expected =
-        format!("ready socket={} memory_bytes={} pid={}\n", site.socket().display(), 16 << 20, server.pid());
+    let listen = server.ready.split(' ').find_map(|word| word.strip_prefix("listen=")).unwrap();
+    assert!(
+        listen.starts_with("127.0.0.1:") && !listen.ends_with(":0"),
+        "the port that the system chose: {listen}"
+    );
+    let expected = format!(
+        "ready socket={} listen={listen} memory_bytes={} pid={}\n",
+        site.socket().display(),
+        16 << 20,
+        server.pid()
+    );
     assert_eq!(server.ready, expected);
     let log = server.log();
     for part in
@@ -121,7 +153,7 @@ fn the_readiness_line_says_where_and_how_much() {
 fn too_few_hugepages_are_said_once_with_the_command() {
     let site = Site::new();
     let socket = site.socket();
-    let args = ["--memory", "16MiB", "--socket", socket.to_str().unwrap()];
+    let args = ["--memory", "16MiB", "--listen", "none", "--socket", socket.to_str().unwrap()];
     let server = Server::start(site.command(&args), &site.path("log"));
     let log = server.log();
     let warnings = log.matches("missing; as root: sysctl vm.nr_hugepages=").count();

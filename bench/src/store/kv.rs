@@ -45,6 +45,7 @@ impl Factory for KvFactory {
         let of = &self.connection;
         vec![
             ("server", of.url.clone()),
+            ("chosen_because", of.why.clone()),
             ("region", show_size_bytes(of.region_bytes)),
             ("region_pages", show_size_bytes(of.region_page_bytes)),
             ("index_cache", show_size_bytes(of.index_cache_bytes)),
@@ -64,9 +65,11 @@ pub struct KvStore {
 fn store_error(error: Error) -> StoreError {
     let text = error.to_string();
     match error {
-        Error::Url { .. } | Error::Connect { .. } | Error::Identity(_) | Error::Broken(_) => {
-            StoreError::NoConnection(text)
-        }
+        Error::Url { .. }
+        | Error::Connect { .. }
+        | Error::WithoutRdma { .. }
+        | Error::Identity(_)
+        | Error::Broken(_) => StoreError::NoConnection(text),
         Error::Refused(_)
         | Error::NotAdmitted { .. }
         | Error::KeyEmpty

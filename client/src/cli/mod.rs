@@ -26,7 +26,8 @@ use kv_common::endpoint::Endpoint;
 #[derive(Parser)]
 #[command(name = "kv", version, arg_required_else_help = true)]
 struct Arguments {
-    /// Where the server is: kv+shm:///path/of/socket, or the path of a socket [default: the server's default socket].
+    /// Where the server is: kv://host:port (by the best transport there is), kv+tcp://host:port,
+    /// kv+shm:///path/of/socket, or the path of a socket [default: the server's default socket].
     #[arg(long, env = "KV_URL", global = true)]
     url: Option<String>,
     /// How long an operation may take, in milliseconds.
@@ -184,10 +185,12 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
         }
         Command::Ping => {
             let round_trip = client.ping()?;
+            let connection = client.connection();
             print(format_args!(
-                "{:.1} us by {}",
+                "{:.1} us by {} ({})",
                 round_trip.as_nanos() as f64 / 1e3,
-                client.connection().transport
+                connection.transport,
+                connection.why
             ))
         }
         Command::Shell => shell::run(&mut client),

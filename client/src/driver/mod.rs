@@ -1,8 +1,9 @@
 //! Drives operations over one connection: polls, feeds, posts, expires.
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
-//! late. `reads.rs` has the GET's side, `requests.rs` that of messages.
+//! late. `reads.rs` has the GET's side, `requests.rs` that of messages, `blocking.rs` READs of other use.
 
+mod blocking;
 mod reads;
 mod requests;
 
@@ -20,9 +21,10 @@ use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
 use crate::stats::Stats;
 
+use blocking::Blocking;
+pub use blocking::WarmUp;
 pub(crate) use reads::GetNow;
 use reads::Refresh;
-pub use reads::WarmUp;
 use requests::InFlight;
 
 /// Everything of one connection.
@@ -55,8 +57,7 @@ pub(crate) struct Driver<T: Transport> {
     refresh: Option<Refresh>,
     /// The place epoch and when its READ was posted; for transports whose READs take time.
     lease: Option<(u64, u64)>,
-    /// The buffer of a READ that somebody waits for, once it is back.
-    blocking: Option<Result<Vec<u64>, Broken>>,
+    blocking: Blocking,
 }
 
 impl<T: Transport> Driver<T> {
@@ -89,7 +90,7 @@ impl<T: Transport> Driver<T> {
             reads_queued: VecDeque::new(),
             refresh: None,
             lease: None,
-            blocking: None,
+            blocking: Blocking::Idle,
         };
         driver.read_view()?;
         driver.cache =
@@ -98,6 +99,11 @@ impl<T: Transport> Driver<T> {
         let epoch = driver.read_words_blocking(kv_common::layout::superblock::PLACE_EPOCH, 1)?[0];
         driver.cache.restart(epoch);
         Ok(driver)
+    }
+
+    /// True if READs are loads.
+    pub(crate) fn reads_are_loads(&self) -> bool {
+        self.transport.reads_are_loads()
     }
 
     /// What is known of the table.
@@ -240,6 +246,17 @@ impl<T: Transport> Driver<T> {
 
     /// Starts an operation. Its completion may be there at once.
     pub(crate) fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        let ticket = self.submit_get_of_many(key)?;
+        // Others are in flight: whoever has many takes completions, and the turn that brings these hands over all READs
+        // that were posted meanwhile.
+        if self.ops.len() <= 1 {
+            self.transport.flush();
+        }
+        Ok(ticket)
+    }
+
+    /// As `submit_get`, by a caller who submits more or waits at once.
+    pub(crate) fn submit_get_of_many(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         let hash = self.view.hash(key);
         let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
         let index = self.insert(key, hash, kind)?;
@@ -250,7 +267,6 @@ impl<T: Transport> Driver<T> {
         } else {
             self.start_get(index);
         }
-        self.flush_if_alone();
         Ok(ticket)
     }
 
@@ -261,7 +277,7 @@ impl<T: Transport> Driver<T> {
         let index = self.insert(key, hash, kind)?;
         let ticket = self.ops[index].ticket;
         self.ask(index);
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
     }
 
@@ -275,7 +291,7 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
     }
 
@@ -285,16 +301,8 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
-        self.flush_if_alone();
+        self.transport.flush();
         Ok(ticket)
-    }
-
-    /// Hands over what an operation that was just submitted wants, unless others are in flight: whoever has many takes
-    /// completions, and the turn that brings these hands over what was submitted meanwhile, all at once.
-    fn flush_if_alone(&mut self) {
-        if self.ops.len() <= 1 {
-            self.transport.flush();
-        }
     }
 
     fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<usize, Error> {

@@ -2,22 +2,20 @@
 
 use kv_common::block::{Verdict, judge};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{HOME_LINES, LINE_WORDS, LineNumber, SEGMENT_LINES, Slot, superblock};
+use kv_common::layout::{LINE_WORDS, Slot, superblock};
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
 use kv_common::transport::{Broken, ReadNow, Transport};
 
 use super::Driver;
+use super::blocking::Blocking;
 use crate::error::Error;
 use crate::get::{Action, Context, Get};
 use crate::op::{GetState, Kind, Outcome, SendState, Value, Version};
 
 /// Tokens of READs that belong to no operation.
 const REFRESH_TOKEN: u64 = u64::MAX;
-const BLOCKING_TOKEN: u64 = u64::MAX - 1;
-
-/// Words of one READ of a warm-up.
-const WARM_UP_WORDS: usize = 8 << 10;
+pub(super) const BLOCKING_TOKEN: u64 = u64::MAX - 1;
 
 /// Words of a block that are fetched ahead: the processor follows a longer copy by itself.
 const PREFETCH_WORDS_MAX: usize = 256;
@@ -36,17 +34,6 @@ pub(super) struct Refresh {
 enum RefreshPhase {
     Guard { posted_ns: u64 },
     Directory,
-}
-
-/// What a warm-up did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WarmUp {
-    /// Index lines that were read.
-    pub lines: u64,
-    /// Bytes that were read.
-    pub bytes: u64,
-    /// True if the cache is a mirror of the whole index now; false if its budget is smaller.
-    pub is_complete: bool,
 }
 
 /// How a GET that was tried at once ended.
@@ -179,7 +166,7 @@ impl<T: Transport> Driver<T> {
     }
 
     #[cold]
-    fn broke(&mut self, broken: Broken) -> Error {
+    pub(super) fn broke(&mut self, broken: Broken) -> Error {
         self.fail_all(broken.clone());
         Error::Broken(broken)
     }
@@ -206,7 +193,11 @@ impl<T: Transport> Driver<T> {
         loop {
             let place_epoch = match self.place_epoch() {
                 Ok(Some(epoch)) => epoch,
-                Ok(None) => return self.refresh_for(key, false),
+                Ok(None) => {
+                    self.stats.leases_expired += u64::from(buffer.is_some());
+                    self.spare_buffers.extend(buffer);
+                    return self.refresh_for(key, false);
+                }
                 Err(_) => return,
             };
             let action = self.step_op(key, buffer.as_deref(), place_epoch);
@@ -297,7 +288,7 @@ impl<T: Transport> Driver<T> {
     pub(super) fn on_read(&mut self, token: u64, buffer: Vec<u64>, result: Result<(), Broken>) {
         match token {
             REFRESH_TOKEN => return self.on_refresh(buffer, result),
-            BLOCKING_TOKEN => return self.blocking = Some(result.map(|()| buffer)),
+            BLOCKING_TOKEN => return self.blocking = Blocking::Done(result.map(|()| buffer)),
             _ => self.reads_in_flight -= 1,
         }
         if let Err(broken) = result {
@@ -319,10 +310,14 @@ impl<T: Transport> Driver<T> {
             Err(broken) => return Err(self.broke(broken)),
         }
         let now_ns = self.transport.now_ns();
-        Ok(self
-            .lease
-            .filter(|(_, posted_ns)| now_ns - posted_ns < self.view.lease_ns)
-            .map(|(epoch, _)| epoch))
+        let Some((epoch, age_ns)) = self.lease.map(|(epoch, posted_ns)| (epoch, now_ns - posted_ns)) else {
+            return Ok(None);
+        };
+        if age_ns > self.view.lease_ns / 2 && self.refresh.is_none() {
+            // In time, so that no GET has to wait for it.
+            self.start_refresh(false);
+        }
+        Ok(Some(epoch).filter(|_| age_ns < self.view.lease_ns))
     }
 
     /// Lets an operation wait until the guard line, and the directory if it is wanted, have been read anew.
@@ -330,12 +325,14 @@ impl<T: Transport> Driver<T> {
         self.set_get_state(key, GetState::Refreshing);
         match &mut self.refresh {
             Some(refresh) => refresh.wants_directory |= wants_directory,
-            None => {
-                let posted_ns = self.transport.now_ns();
-                self.refresh = Some(Refresh { wants_directory, phase: RefreshPhase::Guard { posted_ns } });
-                self.read_for_refresh(superblock::OWNER, GUARD_WORDS);
-            }
+            None => self.start_refresh(wants_directory),
         }
+    }
+
+    fn start_refresh(&mut self, wants_directory: bool) {
+        let posted_ns = self.transport.now_ns();
+        self.refresh = Some(Refresh { wants_directory, phase: RefreshPhase::Guard { posted_ns } });
+        self.read_for_refresh(superblock::OWNER, GUARD_WORDS);
     }
 
     fn read_for_refresh(&mut self, at_word: usize, len_words: usize) {
@@ -393,88 +390,5 @@ impl<T: Transport> Driver<T> {
                 self.advance(key, None);
             }
         }
-    }
-
-    /// READs words of the region and waits for them, at most the time of an operation.
-    pub(crate) fn read_words_blocking(
-        &mut self,
-        at_word: usize,
-        len_words: usize,
-    ) -> Result<Vec<u64>, Error> {
-        self.check_alive()?;
-        let mut words = vec![0; len_words];
-        let read = self.transport.read_now(at_word, &mut words);
-        match read.and_then(|read| self.transport.guard_now().map(|_| read)) {
-            Ok(ReadNow::Done) => return Ok(words),
-            Ok(ReadNow::Post) => self.transport.post_read(BLOCKING_TOKEN, at_word, words),
-            Err(broken) => return Err(self.broke(broken)),
-        }
-        self.transport.flush();
-        let started_ns = self.transport.now_ns();
-        let until_ns = started_ns.saturating_add(self.timeout_ns);
-        loop {
-            self.take_events();
-            if let Some(result) = self.blocking.take() {
-                return result.map_err(|broken| self.broke(broken));
-            }
-            self.check_alive()?;
-            if self.transport.now_ns() >= until_ns {
-                // The READ may still complete into its buffer; nobody may use the connection as if it had not begun.
-                let what = format!("no READ completes within {} ms", self.timeout_ns / 1_000_000);
-                return Err(self.broke(Broken::Protocol { what }));
-            }
-            self.transport.wait(until_ns);
-        }
-    }
-
-    /// Reads superblock and directory.
-    pub(super) fn read_view(&mut self) -> Result<(), Error> {
-        let region_words = self.view.region_words;
-        if region_words < superblock::IDENTITY_WORDS {
-            let found = region_words as u64 * 8;
-            return Err(kv_common::probe::IdentityError::Field { field: "region size", found }.into());
-        }
-        let identity = self.read_words_blocking(0, superblock::IDENTITY_WORDS)?;
-        let mut view = TableView::from_identity(&identity, region_words)?;
-        let depth = TableView::check_depth(identity[superblock::DIRECTORY_DEPTH])?;
-        let entries = self.read_words_blocking(view.directory_word, 1 << depth)?;
-        view.set_directory(&entries)?;
-        self.view = view;
-        Ok(())
-    }
-
-    /// Fills the index cache from the index, in large READs.
-    pub(crate) fn warm_up(&mut self) -> Result<WarmUp, Error> {
-        let mut segments = self.view.directory().to_vec();
-        segments.sort_unstable();
-        segments.dedup();
-        let mut done =
-            WarmUp { is_complete: self.cache.bytes() / 64 >= self.view.index_lines(), ..WarmUp::default() };
-        for segment in segments {
-            self.warm_up_segment(segment, &mut done)?;
-        }
-        Ok(done)
-    }
-
-    fn warm_up_segment(&mut self, segment: u64, done: &mut WarmUp) -> Result<(), Error> {
-        let lines_per_read = (WARM_UP_WORDS / LINE_WORDS) as u64;
-        for first in (0..SEGMENT_LINES).step_by(lines_per_read as usize) {
-            let guard = self.read_words_blocking(superblock::PLACE_EPOCH, 1)?[0];
-            if guard != self.cache.place_epoch() {
-                self.stats.place_epochs += 1;
-                self.cache.restart(guard);
-            }
-            let words = self.read_words_blocking(LineNumber::new(segment, first).word(), WARM_UP_WORDS)?;
-            for (i, line) in words.chunks_exact(LINE_WORDS).enumerate() {
-                let number = first + i as u64;
-                let is_overflow = kv_common::layout::Header(line[0]).is_overflow();
-                if number < HOME_LINES || is_overflow {
-                    self.cache.keep(LineNumber::new(segment, number), line);
-                }
-            }
-            done.lines += lines_per_read;
-            done.bytes += words.len() as u64 * 8;
-        }
-        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kv_client::Client;
+use kv_common::endpoint::Address;
 use kv_server::Running;
 use kv_server::config::{Config, PagePolicy};
 
@@ -51,6 +52,8 @@ pub(crate) fn config(socket: PathBuf, memory_bytes: u64) -> Config {
         workers: 1,
         hugepages: PagePolicy::Off,
         expected_keys: Some(10_000),
+        listen: Address::parse("127.0.0.1:0").ok(),
+        rdma: kv_server::config::RdmaChoice::Off,
         ..Config::default()
     }
 }

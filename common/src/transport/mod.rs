@@ -16,6 +16,9 @@ pub mod handshake;
 pub mod shm;
 #[cfg(feature = "adversary")]
 pub mod sim;
+pub mod tcp;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use crate::layout::superblock;
 use crate::region::Words;
@@ -33,6 +36,12 @@ pub enum Broken {
     #[error("the server broke the protocol: {what}")]
     Protocol {
         /// What it did.
+        what: String,
+    },
+    /// RDMA: a request of the queue pair failed, or the device did.
+    #[error("the RDMA connection broke: {what}; connect again")]
+    Rdma {
+        /// What failed, with its usual cause.
         what: String,
     },
     /// The operating system refused.

@@ -13,7 +13,7 @@ mod value;
 
 use std::path::PathBuf;
 
-use kv_common::endpoint::{EndpointError, check_socket_path, default_socket};
+use kv_common::endpoint::{Address, DEFAULT_PORT, EndpointError, check_socket_path, default_socket};
 use kv_common::layout::SEGMENT_BYTES;
 use kv_common::limits::{CLIENTS_MAX, REGION_MAX_BYTES, REGION_MIN_BYTES, WORKERS_MAX};
 
@@ -29,9 +29,14 @@ pub const MAX_CLIENTS_DEFAULT: usize = 1024;
 pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Every option that has a value, in the order in which it is printed.
-pub const KEYS: [&str; 9] = [
+pub const KEYS: [&str; 14] = [
     "memory",
     "socket",
+    "listen",
+    "rdma",
+    "rdma-device",
+    "rdma-port",
+    "rdma-gid",
     "workers",
     "hugepages",
     "expected-keys",
@@ -48,6 +53,16 @@ pub struct Config {
     pub memory_bytes: u64,
     /// The Unix socket that clients connect to.
     pub socket: PathBuf,
+    /// Where it listens for TCP connections, if anywhere.
+    pub listen: Option<Address>,
+    /// Whether it serves RDMA.
+    pub rdma: RdmaChoice,
+    /// The RDMA device, if not the first that can be used.
+    pub rdma_device: Option<String>,
+    /// The port of the device, if not the first that can be used.
+    pub rdma_port: Option<u8>,
+    /// The index of the port's GID, if not chosen by what reaches a client.
+    pub rdma_gid: Option<u8>,
     /// Threads that serve requests.
     pub workers: usize,
     /// Which pages back the region.
@@ -62,6 +77,17 @@ pub struct Config {
     pub log_level: LogLevel,
     /// Form of log lines.
     pub log_format: LogFormat,
+}
+
+/// Whether RDMA is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaChoice {
+    /// If there is a device that can be used; the log says why not.
+    Auto,
+    /// No.
+    Off,
+    /// Or the server does not start.
+    On,
 }
 
 /// Who may connect besides the server's own user and root.
@@ -169,6 +195,11 @@ impl Default for Config {
         Config {
             memory_bytes: MEMORY_DEFAULT_BYTES,
             socket: default_socket(),
+            listen: Some(Address { host: "127.0.0.1".to_owned(), port: DEFAULT_PORT }),
+            rdma: RdmaChoice::Auto,
+            rdma_device: None,
+            rdma_port: None,
+            rdma_gid: None,
             workers: workers_default(),
             hugepages: PagePolicy::Auto,
             expected_keys: None,
@@ -195,6 +226,15 @@ impl Config {
         let config = Config {
             memory_bytes: sources.parse("memory", memory)?.unwrap_or(default.memory_bytes),
             socket: sources.parse("socket", socket)?.unwrap_or(default.socket),
+            listen: sources.parse("listen", listen)?.unwrap_or(default.listen),
+            rdma: sources.parse("rdma", |text| choice(text, &RDMA_CHOICES))?.unwrap_or(default.rdma),
+            rdma_device: sources.parse("rdma-device", rdma_device)?,
+            rdma_port: sources
+                .parse("rdma-port", |text| number_between(text, 1, u8::MAX.into()))?
+                .map(|port| port as u8),
+            rdma_gid: sources
+                .parse("rdma-gid", |text| number_between(text, 0, u8::MAX.into()))?
+                .map(|index| index as u8),
             workers: sources
                 .parse("workers", |text| number_between(text, 1, WORKERS_MAX as u64))?
                 .map_or(default.workers, |workers| workers as usize),
@@ -230,6 +270,26 @@ fn socket(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     check_socket_path(&path).map_err(|error: EndpointError| error.to_string())?;
     Ok(path)
+}
+
+/// The value of `--listen` that turns TCP off.
+const LISTEN_NONE: &str = "none";
+
+fn listen(text: &str) -> Result<Option<Address>, String> {
+    match text {
+        LISTEN_NONE => Ok(None),
+        text => Address::parse(text).map(Some).map_err(|error| format!("{error}, or none")),
+    }
+}
+
+const RDMA_CHOICES: [(&str, RdmaChoice); 3] =
+    [("auto", RdmaChoice::Auto), ("off", RdmaChoice::Off), ("on", RdmaChoice::On)];
+
+fn rdma_device(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected the name of a device, as `rdma link` shows it".to_owned()),
+        text => Ok(text.to_owned()),
+    }
 }
 
 const HUGEPAGES: [(&str, PagePolicy); 3] =

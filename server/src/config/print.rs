@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::value::{format_size, name_of};
-use super::{Allow, Config, HUGEPAGES, KEYS, LOG_FORMATS, LOG_LEVELS, Sources};
+use super::{Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, RDMA_CHOICES, Sources};
 
 impl Config {
     /// The configuration as TOML, with the origin of each value as a comment.
@@ -12,7 +12,8 @@ impl Config {
         for key in KEYS {
             let (comment_out, value) = match self.value_of(key) {
                 Some(value) => ("", value.to_string()),
-                None => ("# ", "(derived from memory)".to_owned()),
+                None if key == "expected-keys" => ("# ", "(derived from memory)".to_owned()),
+                None => ("# ", "(chosen at start)".to_owned()),
             };
             let line = format!("{comment_out}{key} = {value}");
             writeln!(out, "{line:<48} # {}", sources.origin(key)).expect("writing to a string succeeds");
@@ -26,6 +27,14 @@ impl Config {
         Some(match key {
             "memory" => text(&format_size(self.memory_bytes)),
             "socket" => text(&self.socket.to_string_lossy()),
+            "listen" => match &self.listen {
+                Some(address) => text(&address.to_string()),
+                None => text(LISTEN_NONE),
+            },
+            "rdma" => text(name_of(self.rdma, &RDMA_CHOICES)),
+            "rdma-device" => text(self.rdma_device.as_deref()?),
+            "rdma-port" => number(self.rdma_port?.into()),
+            "rdma-gid" => number(self.rdma_gid?.into()),
             "workers" => number(self.workers as u64),
             "hugepages" => text(name_of(self.hugepages, &HUGEPAGES)),
             "expected-keys" => number(self.expected_keys?),

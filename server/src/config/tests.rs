@@ -70,6 +70,11 @@ fn what_is_printed_can_be_fed_back() {
     let flags = Flags {
         memory: Some("17000000".into()),
         socket: Some("/a \"quoted\" path.sock".into()),
+        listen: Some("[::1]:17".into()),
+        rdma: Some("on".into()),
+        rdma_device: Some("mlx5_0".into()),
+        rdma_port: Some("2".into()),
+        rdma_gid: Some("0".into()),
         workers: Some("4".into()),
         hugepages: Some("require".into()),
         expected_keys: Some("1000".into()),
@@ -79,7 +84,11 @@ fn what_is_printed_can_be_fed_back() {
         log_format: Some("json".into()),
         ..Flags::default()
     };
-    for flags in [flags.clone(), Flags::default(), Flags { allow_uid: vec!["any".into()], ..flags }] {
+    for flags in [
+        flags.clone(),
+        Flags::default(),
+        Flags { allow_uid: vec!["any".into()], listen: Some("none".into()), ..flags },
+    ] {
         let sources = Sources::collect(&flags, no_env()).unwrap();
         let config = Config::resolve(&sources).unwrap();
         let (_dir, again) = file(&config.to_toml(&sources));
@@ -123,6 +132,12 @@ fn values_that_cannot_be_used_say_what_was_expected_and_where_they_were_written(
         ("KV_MEMORY", "lots", "expected a size as 64GiB"),
         ("KV_WORKERS", "0", "expected a number from 1 to 64"),
         ("KV_WORKERS", "many", "expected a number from 1 to 64"),
+        ("KV_LISTEN", "", "expected host:port"),
+        ("KV_LISTEN", "localhost:http", "expected host:port, 127.0.0.1:7410 or [::1]:7410, or none"),
+        ("KV_RDMA", "yes", "expected one of auto, off, on"),
+        ("KV_RDMA_DEVICE", "", "expected the name of a device"),
+        ("KV_RDMA_PORT", "0", "expected a number from 1 to 255"),
+        ("KV_RDMA_GID", "256", "expected a number from 0 to 255"),
         ("KV_HUGEPAGES", "on", "expected one of auto, require, off"),
         ("KV_EXPECTED_KEYS", "-5", "expected a number from 1"),
         ("KV_ALLOW_UID", "1000, root", "expected a user's number, or any"),

@@ -4,26 +4,40 @@
 //! |---|---|
 //! | `mod.rs` | what a session and its worker ask of a link |
 //! | `shm.rs` | rings in shared memory, and a bell |
+//! | `tcp.rs` | frames over a TCP connection, READs among them |
+//! | `verbs.rs` | SENDs over a queue pair |
 //!
 //! A link never waits. What it cannot hand over stays with it, and the session takes no further request until the
 //! client has taken that: so a client that does not read its replies stalls only itself, and costs at most the replies
 //! to one request.
 
 mod shm;
+mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use kv_common::region::Words;
 use kv_common::ring::RingError;
+use kv_common::transport::shm::spin::Spin;
+use kv_common::transport::tcp::frame::FrameError;
 use kv_common::wire::{Malformed, Reply};
 
+use crate::poller::Watch;
+
 pub(crate) use shm::ShmLink;
+pub(crate) use tcp::TcpLink;
+#[cfg(feature = "verbs")]
+pub(crate) use verbs::VerbsLink;
 
 /// What a link came up with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A request, in the caller's buffer; the bytes that it names in the staging area are there.
     Request,
+    /// Something that the link has served by itself.
+    Served,
     /// The client asks for nothing now.
     Nothing,
 }
@@ -35,8 +49,13 @@ pub(crate) enum End {
     Gone,
     #[error(transparent)]
     Ring(#[from] RingError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     #[error("malformed request: {0}")]
     Malformed(Malformed),
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Rdma(crate::rdma::Fault),
 }
 
 impl End {
@@ -44,8 +63,12 @@ impl End {
     pub(crate) fn complaint(self) -> Option<Malformed> {
         match self {
             End::Ring(_) => Some(Malformed::Ring),
+            End::Frame(_) => Some(Malformed::Frame),
             // A malformed request was answered.
             End::Gone | End::Malformed(_) => None,
+            // Nothing can be sent any more.
+            #[cfg(feature = "verbs")]
+            End::Rdma(_) => None,
         }
     }
 }
@@ -53,18 +76,63 @@ impl End {
 /// One client's requests and replies.
 pub(crate) enum Link {
     Shm(ShmLink),
+    Tcp(TcpLink),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<VerbsLink>),
 }
 
 macro_rules! each {
     ($self:expr, $link:ident => $call:expr) => {
         match $self {
             Link::Shm($link) => $call,
+            Link::Tcp($link) => $call,
+            #[cfg(feature = "verbs")]
+            Link::Verbs($link) => $call,
         }
     };
 }
 
 impl Link {
-    /// The next request, copied into `message`. To be called only if everything was delivered.
+    /// What it is, for people.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Link::Shm(_) => "shm",
+            Link::Tcp(_) => "tcp",
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => "verbs",
+        }
+    }
+
+    /// How long to look for requests before sleeping.
+    pub(crate) fn spin(&self) -> Spin {
+        match self {
+            Link::Shm(_) => Spin::default(),
+            Link::Tcp(_) => TcpLink::spin(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => Spin::default(),
+        }
+    }
+
+    /// How the descriptor is to be watched. One that stays ready while a request waits, which a stalled client's does, is
+    /// watched for what is new.
+    pub(crate) fn watch(&self) -> Watch {
+        match self {
+            Link::Shm(_) => Watch::Bells,
+            Link::Tcp(_) => Watch::News,
+            #[cfg(feature = "verbs")]
+            Link::Verbs(_) => Watch::Bells,
+        }
+    }
+
+    /// The token by which its worker knows it.
+    pub(crate) fn admitted(&mut self, _token: u64) {
+        #[cfg(feature = "verbs")]
+        if let Link::Verbs(link) = self {
+            link.admitted(_token);
+        }
+    }
+
+    /// The next request, copied into `message`. To be called only if there is room for what comes of it.
     pub(crate) fn next(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
         each!(self, link => link.next(message))
     }
@@ -84,6 +152,16 @@ impl Link {
         each!(self, link => link.flush())
     }
 
+    /// True if so little is kept that another request may be taken.
+    pub(crate) fn has_room(&self) -> bool {
+        match self {
+            Link::Shm(link) => link.has_delivered(),
+            Link::Tcp(link) => link.has_room(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.has_room(),
+        }
+    }
+
     /// True if nothing is kept.
     pub(crate) fn has_delivered(&self) -> bool {
         each!(self, link => link.has_delivered())
@@ -91,12 +169,32 @@ impl Link {
 
     /// Ends a turn in which replies may have been pushed: a client that waits for them learns of them.
     pub(crate) fn end_turn(&mut self) -> Result<(), End> {
-        each!(self, link => link.end_turn())
+        match self {
+            Link::Shm(link) => link.end_turn(),
+            Link::Tcp(link) => link.flush().map(|_| ()),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.end_turn(),
+        }
+    }
+
+    /// Hands over what was pushed last to a client that broke the protocol: it may hear why its session ends.
+    pub(crate) fn close(&mut self) {
+        match self {
+            Link::Shm(link) => drop(link.end_turn()),
+            Link::Tcp(link) => link.close(),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => drop(link.end_turn()),
+        }
     }
 
     /// Takes what made the descriptor ready, if that is not a request itself.
     pub(crate) fn woken(&mut self) -> Result<(), End> {
-        each!(self, link => link.woken())
+        match self {
+            Link::Shm(link) => link.woken(),
+            Link::Tcp(_) => Ok(()),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.woken(),
+        }
     }
 
     /// Announces that nobody looks at the requests any more: from now on the descriptor becomes ready with the next.
@@ -107,7 +205,12 @@ impl Link {
 
     /// Takes that back.
     pub(crate) fn wake_up(&mut self) {
-        each!(self, link => link.wake_up());
+        match self {
+            Link::Shm(link) => link.wake_up(),
+            Link::Tcp(_) => {}
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.wake_up(),
+        }
     }
 }
 

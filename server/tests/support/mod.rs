@@ -71,16 +71,18 @@ impl Site {
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
-    /// The flags of a small server at this site.
-    pub(crate) fn flags(&self) -> [String; 6] {
+    /// The flags of a small server at this site, which listens where it likes.
+    pub(crate) fn flags(&self) -> [String; 8] {
         let socket = self.socket().to_str().unwrap().to_owned();
-        ["--memory", "16MiB", "--hugepages", "off", "--socket", &socket].map(str::to_owned)
+        ["--memory", "16MiB", "--hugepages", "off", "--socket", &socket, "--listen", "127.0.0.1:0"]
+            .map(str::to_owned)
     }
 
     /// A server that is ready.
     pub(crate) fn serve(&self, more: &[&str]) -> Server {
         let flags = self.flags();
-        let args: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let own = if more.contains(&"--listen") { &flags[..6] } else { &flags };
+        let args: Vec<&str> = own.iter().map(String::as_str).chain(more.iter().copied()).collect();
         Server::start(self.command(&args), &self.path("log"))
     }
 }

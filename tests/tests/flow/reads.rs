@@ -57,7 +57,9 @@ pub(crate) fn warm_gets_take_one_read_and_cold_ones_two(start: Start) {
     // A second READ only where the fingerprint of 16 bits was another key's too.
     let more = stats.reads - stats.gets;
     assert!(stats.retries_stale <= stats.other_keys);
-    assert!(more <= 2 * stats.other_keys, "{more} READs beside one per GET, {} other keys", stats.other_keys);
+    // Or where this process was stopped for so long that it had to start over.
+    let allowed = 2 * stats.other_keys + stats.leases_expired;
+    assert!(more <= allowed, "{more} READs beside one per GET, {} other keys", stats.other_keys);
     assert_eq!(format!("{:.2}", stats.reads as f64 / stats.gets as f64), "1.00");
     // Block of 56 bytes in a class of 64.
     assert!(stats.read_bytes < KEYS * 65, "{} bytes", stats.read_bytes);

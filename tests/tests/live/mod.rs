@@ -6,6 +6,7 @@ pub(crate) mod peer;
 pub(crate) mod procfs;
 pub(crate) mod programs;
 pub(crate) mod server;
+pub(crate) mod tcp_peer;
 
 use std::fs::File;
 use std::io::Write;

@@ -1,7 +1,9 @@
 //! What the kernel knows about a process.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::wait_for;
 
 /// A thread as proc(5) shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,4 +61,23 @@ pub(crate) fn resident_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
+}
+
+/// The threads of a server whose workers have gone to sleep.
+pub(crate) fn at_rest(pid: u32) -> Vec<Thread> {
+    let workers = |threads: &[Thread]| -> Vec<Thread> {
+        threads.iter().filter(|thread| thread.name.starts_with("kv-worker")).cloned().collect()
+    };
+    let mut before = threads(pid);
+    let mut since = Instant::now();
+    wait_for("the workers sleep", || {
+        let now = threads(pid);
+        if workers(&now) != workers(&before) {
+            (before, since) = (now, Instant::now());
+            return None;
+        }
+        let is_asleep = workers(&now).iter().all(|worker| worker.state == 'S');
+        // Looking for messages ends after less than a millisecond, and this is a hundred.
+        (is_asleep && since.elapsed() > Duration::from_millis(100)).then_some(now)
+    })
 }

@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 
-use kv_client::{Client, Options};
+use kv_client::{Broken, Client, Options};
+use kv_common::endpoint::Address;
 use kv_server::config::{Config, PagePolicy, parse_size};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,6 +25,24 @@ pub(crate) struct Needs {
 impl Default for Needs {
     fn default() -> Needs {
         Needs { memory: "32MiB", expected_keys: 100_000, workers: 1 }
+    }
+}
+
+/// What carries a client's READs and requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Shm,
+    Tcp,
+    Verbs,
+}
+
+impl Transport {
+    /// What a client's connection breaks with when its server has ended.
+    pub(crate) fn broken(self) -> Broken {
+        match self {
+            Transport::Shm => Broken::ServerGone,
+            Transport::Tcp | Transport::Verbs => Broken::Closed,
+        }
     }
 }
 
@@ -49,35 +69,71 @@ impl Live {
 
 /// A server in this process, reached through shared memory.
 pub(crate) fn shm_in_process(needs: Needs) -> Live {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("kv.sock");
-    let url = format!("kv+shm://{}", socket.display());
+    in_process(needs, Site::new())
+}
+
+/// A server in this process, reached by TCP.
+pub(crate) fn tcp_in_process(needs: Needs) -> Live {
+    in_process(needs, Site::over(Transport::Tcp))
+}
+
+fn in_process(needs: Needs, site: Site) -> Live {
     let running = kv_server::start(Config {
         memory_bytes: parse_size(needs.memory).unwrap(),
-        socket,
+        socket: site.socket(),
+        listen: Some(site.listen.clone()),
         workers: needs.workers,
         hugepages: PagePolicy::Off,
         expected_keys: Some(needs.expected_keys),
         ..Config::default()
     });
-    Live { url, _server: Mutex::new(Box::new((running.unwrap(), dir))) }
+    Live { url: site.url(), _server: Mutex::new(Box::new((running.unwrap(), site))) }
 }
 
 /// A `kv-server` process, reached through shared memory.
 pub(crate) fn shm_process(needs: Needs) -> Live {
-    let site = Site::new();
+    process(needs, Site::new())
+}
+
+/// A `kv-server` process, reached by RDMA.
+pub(crate) fn verbs_process(needs: Needs) -> Live {
+    process(needs, Site::over(Transport::Verbs))
+}
+
+/// A `kv-server` process, reached by TCP.
+pub(crate) fn tcp_process(needs: Needs) -> Live {
+    process(needs, Site::over(Transport::Tcp))
+}
+
+fn process(needs: Needs, site: Site) -> Live {
     let server = site.serve_with(needs, &[]);
     Live { url: site.url(), _server: Mutex::new(Box::new((server, site))) }
 }
 
-/// A directory of its own for a server.
+/// A directory and an address of its own for a server.
 pub(crate) struct Site {
     pub(crate) dir: tempfile::TempDir,
+    pub(crate) listen: Address,
+    transport: Transport,
+}
+
+/// An address that nobody else uses: all numbers that begin with 127 are this host's, and this one is this process's,
+/// with ports below those that the system gives away.
+fn own_address() -> Address {
+    static NEXT_PORT: AtomicU16 = AtomicU16::new(10_000);
+    let [a, b, c, _] = std::process::id().to_le_bytes();
+    Address { host: format!("127.{c}.{b}.{a}"), port: NEXT_PORT.fetch_add(1, Ordering::Relaxed) }
 }
 
 impl Site {
+    /// A server that clients reach through shared memory.
     pub(crate) fn new() -> Site {
-        Site { dir: tempfile::tempdir().unwrap() }
+        Site::over(Transport::Shm)
+    }
+
+    /// A server that clients reach over this transport.
+    pub(crate) fn over(transport: Transport) -> Site {
+        Site { dir: tempfile::tempdir().unwrap(), listen: own_address(), transport }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -85,7 +141,11 @@ impl Site {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("kv+shm://{}", self.socket().display())
+        match self.transport {
+            Transport::Shm => format!("kv+shm://{}", self.socket().display()),
+            Transport::Tcp => format!("kv+tcp://{}", self.listen),
+            Transport::Verbs => format!("kv+rdma://{}", self.listen),
+        }
     }
 
     /// A client that waits `timeout` at most.
@@ -107,6 +167,7 @@ impl Site {
         }
         let (keys, workers) = (needs.expected_keys.to_string(), needs.workers.to_string());
         command.args(["--memory", needs.memory, "--hugepages", "off", "--expected-keys", &keys]);
+        command.args(["--listen", &self.listen.to_string()]);
         command.args(["--workers", &workers, "--socket"]).arg(self.socket()).args(more);
         Server::start(command, self.dir.path().join("log"))
     }

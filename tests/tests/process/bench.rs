@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::live::programs;
-use crate::live::server::Site;
+use crate::live::server::{Site, Transport};
 
 /// Names that users' scripts rely on.
 const NAMES: [&str; 18] = [
@@ -41,9 +41,8 @@ fn report(site: &Site, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
 }
 
-#[test]
-fn workloads_find_nothing_wrong_and_their_numbers_add_up() {
-    let site = Site::new();
+fn workloads_find_nothing_wrong_and_their_numbers_add_up(transport: Transport) {
+    let site = Site::over(transport);
     let _server = site.serve();
     let size = ["--recordcount", "500", "--fieldlength", "20"];
     report(&site, &[&["load"], &size[..], &["--workload", "a"]].concat());
@@ -64,7 +63,9 @@ fn workloads_find_nothing_wrong_and_their_numbers_add_up() {
         }
         assert_eq!(report["operations"], 3001, "{workload}");
         assert_eq!(report["wrong"], 0, "{workload}");
-        assert_eq!(report["transport"], "shm");
+        assert_eq!(report["transport"], if transport == Transport::Shm { "shm" } else { "tcp" });
+        let why = report["store"]["chosen_because"].as_str().unwrap();
+        assert!(why.contains("the URL names"), "{why}");
         let ops = ["read", "update", "insert", "rmw"].map(|op| &report["ops"][op]);
         assert_eq!(ops.iter().map(|op| op["count"].as_u64().unwrap()).sum::<u64>(), 3001, "{workload}");
         assert!(ops.iter().all(|op| op["errors"] == 0 && op["not_found"] == 0), "{workload}");
@@ -72,6 +73,8 @@ fn workloads_find_nothing_wrong_and_their_numbers_add_up() {
         assert!((0.0..=1.0).contains(&hit_ratio), "{workload}: {hit_ratio}");
     }
 }
+
+over_each_transport!(workloads_find_nothing_wrong_and_their_numbers_add_up);
 
 #[test]
 fn exit_codes_tell_what_was_wrong() {

@@ -5,12 +5,11 @@ use std::thread;
 use kv_client::{Broken, Error, Outcome, Refusal};
 use rustix::process::Signal;
 
-use crate::live::server::{Needs, Site};
+use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, value_of};
 
-#[test]
-fn requests_in_flight_are_answered_and_the_server_ends_with_code_0() {
-    let site = Site::new();
+fn requests_in_flight_are_answered_and_the_server_ends_with_code_0(transport: Transport) {
+    let site = Site::over(transport);
     let mut server = site.serve();
     let mut client = site.connect(PATIENCE);
     client.put(b"key", b"value").unwrap();
@@ -30,15 +29,14 @@ fn requests_in_flight_are_answered_and_the_server_ends_with_code_0() {
             outcome => panic!("{outcome:?}"),
         }
     }
-    assert_eq!(done, 61, "what was in the ring is done");
+    assert_eq!(done, 61, "what was on its way is done");
     assert_eq!(server.wait().code(), Some(0), "{}", server.log());
-    assert_eq!(client.get(b"key"), Err(Error::Broken(Broken::ServerGone)));
-    assert_eq!(client.put(b"key", b"value"), Err(Error::Broken(Broken::ServerGone)));
+    assert_eq!(client.get(b"key"), Err(Error::Broken(transport.broken())));
+    assert_eq!(client.put(b"key", b"value"), Err(Error::Broken(transport.broken())));
 }
 
-#[test]
-fn clients_that_go_on_asking_are_refused_and_then_told_that_it_has_ended() {
-    let site = Site::new();
+fn clients_that_go_on_asking_are_refused_and_then_told_that_it_has_ended(transport: Transport) {
+    let site = Site::over(transport);
     let mut server = site.serve_with(Needs { workers: 2, ..Needs::default() }, &[]);
     let begun = std::sync::Barrier::new(4);
     thread::scope(|scope| {
@@ -68,3 +66,8 @@ fn clients_that_go_on_asking_are_refused_and_then_told_that_it_has_ended() {
         assert_eq!(server.wait().code(), Some(0), "{}", server.log());
     });
 }
+
+over_each_transport!(
+    requests_in_flight_are_answered_and_the_server_ends_with_code_0,
+    clients_that_go_on_asking_are_refused_and_then_told_that_it_has_ended
+);

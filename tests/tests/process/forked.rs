@@ -4,7 +4,7 @@
 use kv_client::{Client, Error};
 
 use crate::live::helper::{Helper, told};
-use crate::live::server::Site;
+use crate::live::server::{Site, Transport};
 
 /// Not a test of its own: forks, in a process where nothing else goes on.
 #[test]
@@ -57,9 +57,10 @@ fn as_child(client: &mut Client, url: &str) {
     own.put(b"child", b"of the child").unwrap();
 }
 
-#[test]
-fn a_client_used_after_fork_is_refused_and_the_parent_goes_on() {
-    let site = Site::new();
+fn a_client_used_after_fork_is_refused_and_the_parent_goes_on(transport: Transport) {
+    let site = Site::over(transport);
     let _server = site.serve();
     assert_eq!(Helper::start("forked::helper_forks", &site.url()).finish(), ["done"]);
 }
+
+over_each_transport!(a_client_used_after_fork_is_refused_and_the_parent_goes_on);

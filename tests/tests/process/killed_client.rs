@@ -7,7 +7,7 @@ use std::thread;
 use kv_client::{Client, Completion, Outcome, Ticket};
 
 use crate::live::helper::{Helper, told};
-use crate::live::server::{Needs, Site};
+use crate::live::server::{Needs, Site, Transport};
 use crate::live::{PATIENCE, Random, value_of};
 
 const ROUNDS: u64 = 25;
@@ -79,9 +79,8 @@ fn run_and_kill(url: &str, round: u64, lines: u64) -> [Known; KEYS as usize] {
     known
 }
 
-#[test]
-fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged() {
-    let site = Site::new();
+fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged(transport: Transport) {
+    let site = Site::over(transport);
     let server = site.serve_with(Needs { memory: "96MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
     client.put(b"other", b"value").unwrap();
@@ -135,3 +134,5 @@ fn check(client: &mut Client, round: u64, known: &[Known; KEYS as usize]) {
         assert!(if is_acknowledged { found.version == known.version } else { found.version > known.version });
     }
 }
+
+over_each_transport!(clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged);

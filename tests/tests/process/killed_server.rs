@@ -4,38 +4,41 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use kv_client::{Broken, Client, Error, Outcome};
+use kv_client::{Client, Error, Outcome};
 
-use crate::live::server::Site;
+use crate::live::server::{Site, Transport};
 
 /// Longer than any test waits: what returns before was woken.
 const FOREVER: Duration = Duration::from_secs(3600);
-const GONE: Error = Error::Broken(Broken::ServerGone);
 
-fn is_unknown<T>(result: &Result<T, Error>) -> bool {
-    matches!(result, Err(Error::OutcomeUnknown { cause }) if cause.contains("the server has ended"))
+fn gone(transport: Transport) -> Error {
+    Error::Broken(transport.broken())
 }
 
-fn assert_gone(client: &mut Client) {
-    assert_eq!(client.get(b"key"), Err(GONE));
-    assert_eq!(client.get(b"absent"), Err(GONE));
-    assert_eq!(client.exists(b"key"), Err(GONE));
-    assert_eq!(client.put(b"key", b"value"), Err(GONE));
-    assert_eq!(client.put(b"key", &[7; 100_000]), Err(GONE));
-    assert_eq!(client.delete(b"key"), Err(GONE));
-    assert_eq!(client.compare_and_set(b"key", 1, b"value"), Err(GONE));
-    assert_eq!(client.ping(), Err(GONE));
-    assert_eq!(client.multi_get(&[b"key", b"yek"]), [Err(GONE), Err(GONE)]);
-    assert_eq!(client.submit_get(b"key"), Err(GONE));
-    assert_eq!(client.submit_put(b"key", b"value"), Err(GONE));
-    assert_eq!(client.server_stat(), Err(GONE));
-    assert_eq!(client.warm_up(), Err(GONE));
+fn is_unknown<T>(result: &Result<T, Error>, transport: Transport) -> bool {
+    matches!(result, Err(Error::OutcomeUnknown { cause }) if *cause == gone(transport).to_string())
+}
+
+fn assert_gone(client: &mut Client, transport: Transport) {
+    let gone = || gone(transport);
+    assert_eq!(client.get(b"key"), Err(gone()));
+    assert_eq!(client.get(b"absent"), Err(gone()));
+    assert_eq!(client.exists(b"key"), Err(gone()));
+    assert_eq!(client.put(b"key", b"value"), Err(gone()));
+    assert_eq!(client.put(b"key", &[7; 100_000]), Err(gone()));
+    assert_eq!(client.delete(b"key"), Err(gone()));
+    assert_eq!(client.compare_and_set(b"key", 1, b"value"), Err(gone()));
+    assert_eq!(client.ping(), Err(gone()));
+    assert_eq!(client.multi_get(&[b"key", b"yek"]), [Err(gone()), Err(gone())]);
+    assert_eq!(client.submit_get(b"key"), Err(gone()));
+    assert_eq!(client.submit_put(b"key", b"value"), Err(gone()));
+    assert_eq!(client.server_stat(), Err(gone()));
+    assert_eq!(client.warm_up(), Err(gone()));
     assert_eq!((client.poll(), client.wait(), client.pending()), (Ok(None), Ok(None), 0));
 }
 
-#[test]
-fn clients_of_a_killed_server_get_errors_and_no_stale_values() {
-    let site = Site::new();
+fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transport) {
+    let site = Site::over(transport);
     let mut server = site.serve();
     let mut clients: Vec<Client> = (0..2).map(|_| site.connect(FOREVER)).collect();
     clients[0].put(b"key", b"of the first server").unwrap();
@@ -67,16 +70,18 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values() {
         server.kill();
         // It was sent, or the end came first.
         let result = waiting.join().unwrap();
-        assert!(is_unknown(&result) || result == Err(GONE), "{result:?}");
+        assert!(is_unknown(&result, transport) || result == Err(gone(transport)), "{result:?}");
         behind
     });
     let (mut unknown, mut not_sent) = (0, 0);
     while let Some(done) = busy.wait().unwrap() {
         match done.outcome {
-            Outcome::Get(result) if done.ticket == behind => assert_eq!(result, Err(GONE)),
-            Outcome::Put(Err(GONE)) | Outcome::Delete(Err(GONE)) => not_sent += 1,
-            Outcome::Put(result) if is_unknown(&result) => unknown += 1,
-            Outcome::Delete(result) if is_unknown(&result) => unknown += 1,
+            Outcome::Get(result) if done.ticket == behind => assert_eq!(result, Err(gone(transport))),
+            Outcome::Put(Err(error)) | Outcome::Delete(Err(error)) if error == gone(transport) => {
+                not_sent += 1
+            }
+            Outcome::Put(result) if is_unknown(&result, transport) => unknown += 1,
+            Outcome::Delete(result) if is_unknown(&result, transport) => unknown += 1,
             outcome => panic!("{outcome:?}"),
         }
     }
@@ -84,8 +89,8 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values() {
         unknown > 3 && not_sent > 0 && unknown + not_sent == 103,
         "{unknown} unknown, {not_sent} not sent"
     );
-    assert_gone(idle);
-    assert_gone(busy);
+    assert_gone(idle, transport);
+    assert_gone(busy, transport);
     assert!(matches!(Client::connect(&site.url()), Err(Error::Connect { .. })));
 
     let successor = site.serve();
@@ -96,15 +101,14 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values() {
     assert_eq!(fresh.get(b"key"), Ok(None), "it starts empty");
     fresh.put(b"key", b"of the second server").unwrap();
     for old in &mut clients {
-        assert_gone(old);
+        assert_gone(old, transport);
     }
     assert_eq!(fresh.get(b"key").unwrap().unwrap().bytes, b"of the second server");
 }
 
-#[test]
-fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once() {
+fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once(transport: Transport) {
     for round in 0..5_u64 {
-        let site = Site::new();
+        let site = Site::over(transport);
         let mut server = site.serve();
         let begun = Barrier::new(3);
         thread::scope(|scope| {
@@ -120,12 +124,15 @@ fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once() {
                         Ok(version) => assert!(last.replace(version) < Some(version)),
                         // Sent or not sent: nothing else.
                         Err(error) => {
-                            assert!(error == GONE || is_unknown::<()>(&Err(error.clone())), "{error}");
+                            assert!(
+                                error == gone(transport) || is_unknown::<()>(&Err(error.clone()), transport),
+                                "{error}"
+                            );
                             break;
                         }
                     }
                 }
-                assert_gone(&mut client);
+                assert_gone(&mut client, transport);
             };
             scope.spawn(move || write(1));
             scope.spawn(move || write(2));
@@ -136,3 +143,8 @@ fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once() {
         });
     }
 }
+
+over_each_transport!(
+    clients_of_a_killed_server_get_errors_and_no_stale_values,
+    a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once
+);

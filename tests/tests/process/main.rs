@@ -3,11 +3,30 @@
 #[path = "../live/mod.rs"]
 mod live;
 
+/// Makes each scenario, a function of a `Transport`, a test over each of them.
+macro_rules! over_each_transport {
+    ($($scenario:ident),+ $(,)?) => {
+        mod shm {
+            $(#[test]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::Shm);
+            })+
+        }
+        mod tcp {
+            $(#[test]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::Tcp);
+            })+
+        }
+    };
+}
+
 mod bench;
 mod crowd;
 mod drained;
 mod forked;
 mod hostile;
+mod hostile_tcp;
 mod killed_client;
 mod killed_server;
 mod other_user;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kv_client::{Client, Error, Options, Outcome, Ticket};
 
-use crate::live::procfs::{Thread, threads};
-use crate::live::server::Site;
+use crate::live::procfs::{at_rest, threads};
+use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, value_of, wait_for};
 
 const KEYS: u64 = 1000;
@@ -93,9 +93,8 @@ fn gets_go_on_while_the_server_is_stopped_and_writes_end_by_their_deadline() {
     assert_eq!(client.get(b"second large").unwrap().unwrap().bytes, value_of(2, 100_000));
 }
 
-#[test]
-fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not() {
-    let site = Site::new();
+fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: Transport) {
+    let site = Site::over(transport);
     let server = site.serve();
     let mut client = site.connect(TIMEOUT);
     client.put(b"old", b"value").unwrap();
@@ -111,9 +110,12 @@ fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not() {
                 unknown.push(tickets.remove(&done.ticket).unwrap())
             }
             Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
-            Outcome::Get(result) if done.ticket == aside => {
-                assert_eq!(result.unwrap().unwrap().bytes, b"value")
-            }
+            Outcome::Get(result) if done.ticket == aside => match transport {
+                Transport::Shm | Transport::Verbs => {
+                    assert_eq!(result.unwrap().unwrap().bytes, b"value")
+                }
+                Transport::Tcp => assert!(is_timeout(&result), "{result:?}"),
+            },
             // It waited for the PUT before it, in vain or until that had ended.
             Outcome::Get(result) if done.ticket == behind => {
                 assert!(matches!(result, Err(Error::Timeout { .. }) | Ok(None)), "{result:?}");
@@ -130,6 +132,39 @@ fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not() {
     for i in not_sent {
         assert_eq!(client.get(&i.to_le_bytes()), Ok(None), "key {i} was not sent");
     }
+}
+
+#[test]
+fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
+    let site = Site::over(Transport::Tcp);
+    let server = site.serve();
+    load(&site);
+    let mut client = site.connect(TIMEOUT);
+    get_all(&mut client);
+    server.freeze();
+    for round in 0..2 {
+        let began = Instant::now();
+        assert!(is_timeout(&client.get(&1_u64.to_le_bytes())));
+        assert!(is_timeout(&client.get(b"absent")));
+        assert!(is_timeout(&client.exists(&2_u64.to_le_bytes())));
+        assert!(is_timeout(&client.ping()));
+        assert!(is_unknown(&client.put(&[b'w', round], b"while stopped")));
+        assert!(is_unknown(&client.delete(&0_u64.to_le_bytes())));
+        assert!(began.elapsed() >= 6 * TIMEOUT);
+        let keys: Vec<[u8; 8]> = (0..200).map(u64::to_le_bytes).collect();
+        assert!(client.multi_get(&keys).iter().all(is_timeout));
+        assert!(is_timeout(&client.server_stat()) && is_timeout(&client.warm_up()));
+    }
+    let connected = Client::connect_with(&site.url(), &Options { timeout: TIMEOUT, ..Options::default() });
+    assert!(matches!(connected, Err(Error::Connect { .. })), "{connected:?}");
+    server.thaw();
+    wait_for("an answer", || client.ping().ok());
+    assert_eq!(client.server_stat().unwrap().server_pid, u64::from(server.pid()));
+    for round in 0..2 {
+        assert_eq!(client.get(&[b'w', round]).unwrap().unwrap().bytes, b"while stopped");
+    }
+    client.put(&0_u64.to_le_bytes(), &value(0)).unwrap();
+    get_all(&mut client);
 }
 
 #[test]
@@ -164,21 +199,4 @@ fn gets_take_no_processor_time_of_the_server() {
     }
 }
 
-/// The threads of a server whose workers have gone to sleep.
-pub(crate) fn at_rest(pid: u32) -> Vec<Thread> {
-    let workers = |threads: &[Thread]| -> Vec<Thread> {
-        threads.iter().filter(|thread| thread.name.starts_with("kv-worker")).cloned().collect()
-    };
-    let mut before = threads(pid);
-    let mut since = Instant::now();
-    wait_for("the workers sleep", || {
-        let now = threads(pid);
-        if workers(&now) != workers(&before) {
-            (before, since) = (now, Instant::now());
-            return None;
-        }
-        let is_asleep = workers(&now).iter().all(|worker| worker.state == 'S');
-        // Looking for messages ends after less than a millisecond, and this is a hundred.
-        (is_asleep && since.elapsed() > Duration::from_millis(100)).then_some(now)
-    })
-}
+over_each_transport!(what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not);

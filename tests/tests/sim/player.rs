@@ -179,7 +179,7 @@ impl Player {
                 }
                 Some(Line { client, link, life })
             }
-            Err(Error::Broken(_) | Error::Timeout { .. }) => None,
+            Err(Error::Connect { .. }) => None,
             Err(error) => {
                 self.shared.wrong(format!("no connection: {error}"));
                 None
@@ -459,6 +459,7 @@ pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
         overflow_reads,
         slow_lookups,
         directory_refreshes,
+        leases_expired,
         place_epochs,
         asked_server,
         waited_for_own_write,
@@ -480,6 +481,7 @@ pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
     into.overflow_reads += overflow_reads;
     into.slow_lookups += slow_lookups;
     into.directory_refreshes += directory_refreshes;
+    into.leases_expired += leases_expired;
     into.place_epochs += place_epochs;
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;

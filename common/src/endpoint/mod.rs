@@ -1,8 +1,14 @@
 //! Where a server is found: the default socket, and the URLs that name one.
 
+mod address;
+mod rdma;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+pub use address::{Address, AddressError, DEFAULT_PORT};
+pub use rdma::{ConnectBy, RdmaOptionError, RdmaOptions};
 
 pub use crate::transport::shm::socket::PATH_MAX_BYTES as SOCKET_PATH_MAX_BYTES;
 
@@ -27,23 +33,49 @@ pub enum Endpoint {
         /// Path of the socket.
         socket: PathBuf,
     },
+    /// By TCP.
+    Tcp {
+        /// Where it listens.
+        address: Address,
+    },
+    /// By RDMA; the hello goes by TCP.
+    Rdma {
+        /// Where it listens.
+        address: Address,
+        /// Device and ways.
+        options: RdmaOptions,
+    },
+    /// By the best of these that client and server both have.
+    Best {
+        /// Where it listens.
+        address: Address,
+    },
 }
+
+/// The forms that a URL can have.
+const FORMS: &str = "kv://host:port, kv+tcp://host:port, kv+rdma://host:port or kv+shm:///path/of/socket";
 
 /// Why a URL names no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// The URL has a scheme that this program has no transport for.
-    #[error("no transport for {scheme:?}; expected kv+shm:///path/of/socket")]
+    #[error("no transport for {scheme:?}; expected {FORMS}")]
     Scheme {
         /// What stands before `://`.
         scheme: String,
     },
     /// There is no scheme and it is no path.
-    #[error("{url:?} is no URL of a server; expected kv+shm:///path/of/socket, or the path of a socket")]
+    #[error("{url:?} is no URL of a server; expected {FORMS}, or the path of a socket")]
     NoScheme {
         /// The URL.
         url: String,
     },
+    /// Host and port.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// What stands behind the question mark.
+    #[error(transparent)]
+    RdmaOption(#[from] RdmaOptionError),
     /// The path is not absolute.
     #[error(
         "the socket path {path:?} is not absolute; a URL has three slashes before it: kv+shm:///path/of/socket"
@@ -77,13 +109,24 @@ impl Endpoint {
         Endpoint::Shm { socket: default_socket() }
     }
 
-    /// The endpoint that `url` names: `kv+shm:///path`, or a path with a slash in it. The path is taken as it stands,
-    /// with no escapes.
+    /// The endpoint that `url` names: `kv+shm:///path`, or a path with a slash in it, taken as it stands, with no escapes;
+    /// `kv+tcp://host[:port]`; `kv+rdma://host[:port][?device=..&port=..&gid=..&cm=tcp|rdma]`; or `kv://host[:port]`, which
+    /// leaves the choice to the client.
     ///
     /// # Errors
     /// [`EndpointError`] says what was expected.
     pub fn parse(url: &str) -> Result<Endpoint, EndpointError> {
+        let address = |text: &str| Address::parse(text.strip_suffix('/').unwrap_or(text));
         let socket = match url.split_once("://") {
+            Some(("kv", rest)) => return Ok(Endpoint::Best { address: address(rest)? }),
+            Some(("kv+tcp", rest)) => return Ok(Endpoint::Tcp { address: address(rest)? }),
+            Some(("kv+rdma", rest)) => {
+                let (rest, options) = match rest.split_once('?') {
+                    Some((rest, query)) => (rest, RdmaOptions::parse(query)?),
+                    None => (rest, RdmaOptions::default()),
+                };
+                return Ok(Endpoint::Rdma { address: address(rest)?, options });
+            }
             Some(("kv+shm", path)) if path.starts_with('/') => PathBuf::from(path),
             Some(("kv+shm", path)) => return Err(EndpointError::NotAbsolute { path: path.into() }),
             Some((scheme, _)) => return Err(EndpointError::Scheme { scheme: scheme.to_owned() }),
@@ -97,8 +140,12 @@ impl Endpoint {
 
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Endpoint::Shm { socket } = self;
-        write!(f, "kv+shm://{}", socket.display())
+        match self {
+            Endpoint::Shm { socket } => write!(f, "kv+shm://{}", socket.display()),
+            Endpoint::Tcp { address } => write!(f, "kv+tcp://{address}"),
+            Endpoint::Rdma { address, options } => write!(f, "kv+rdma://{address}{options}"),
+            Endpoint::Best { address } => write!(f, "kv://{address}"),
+        }
     }
 }
 
@@ -135,9 +182,37 @@ mod tests {
     }
 
     #[test]
+    fn urls_name_hosts() {
+        let address = Address { host: "kv.example".into(), port: 9 };
+        let options = RdmaOptions::parse("device=mlx5_0&gid=3").unwrap();
+        for (url, endpoint) in [
+            ("kv://kv.example:9", Endpoint::Best { address: address.clone() }),
+            ("kv+tcp://kv.example:9", Endpoint::Tcp { address: address.clone() }),
+            (
+                "kv+rdma://kv.example:9",
+                Endpoint::Rdma { address: address.clone(), options: RdmaOptions::default() },
+            ),
+            (
+                "kv+rdma://kv.example:9?device=mlx5_0&gid=3",
+                Endpoint::Rdma { address: address.clone(), options },
+            ),
+        ] {
+            assert_eq!(endpoint.to_string(), url);
+            assert_eq!(Endpoint::parse(url), Ok(endpoint));
+        }
+        assert_eq!(Endpoint::parse("kv://kv.example:9/"), Ok(Endpoint::Best { address }));
+        let default = Address { host: "::1".into(), port: DEFAULT_PORT };
+        assert_eq!(Endpoint::parse("kv+tcp://[::1]"), Ok(Endpoint::Tcp { address: default }));
+    }
+
+    #[test]
     fn what_is_no_endpoint_says_why() {
         let error = |url: &str| Endpoint::parse(url).unwrap_err();
         assert!(matches!(error("kv+shm://run/kv.sock"), EndpointError::NotAbsolute { .. }));
+        assert!(matches!(error("kv+tcp://"), EndpointError::Address(_)));
+        assert!(matches!(error("kv://host:port"), EndpointError::Address(_)));
+        assert!(matches!(error("kv+tcp://host:1?device=x"), EndpointError::Address(_)));
+        assert!(matches!(error("kv+rdma://host?mtu=1"), EndpointError::RdmaOption(_)));
         assert!(matches!(error("kv+carrier-pigeon://loft"), EndpointError::Scheme { .. }));
         assert!(matches!(error("kv.sock"), EndpointError::NoScheme { .. }));
         assert!(matches!(error("/a\0b"), EndpointError::PathWithZero { .. }));

@@ -1,22 +1,26 @@
 //! From a configuration to a running server, stage by stage.
 
+mod rdma;
+
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kv_common::hello::Welcome;
+use kv_common::hello::{Offer, SocketFile, Welcome};
 use kv_common::layout::{LINE_SLOTS, SEGMENT_BYTES, SEGMENT_LINES, superblock};
 use kv_common::limits::{KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::mapping::{CreateError, HUGEPAGE_BYTES, Pages, RegionMemory, create_region};
 use kv_common::transport::shm::owner::{OwnerError, OwnerKeeper};
 use kv_common::transport::shm::socket::{BindError, Listener};
+use kv_common::transport::tcp;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tracing::{info, warn};
 
-use crate::accept::{Acceptor, Admission};
+use crate::accept::{Acceptor, Admission, Listeners};
 use crate::clock::wall_clock_ns;
 use crate::config::{Allow, Config, format_size};
 use crate::descriptors::{TooFewDescriptors, make_room};
@@ -34,6 +38,9 @@ pub enum StartError {
     /// It cannot listen on its socket.
     #[error("cannot listen: {0}")]
     Bind(#[from] BindError),
+    /// It cannot listen for TCP connections.
+    #[error("cannot listen: {0}")]
+    BindTcp(#[from] tcp::socket::BindError),
     /// The region's memory cannot be had.
     #[error("no memory for the region: {0}")]
     Memory(#[from] CreateError),
@@ -43,6 +50,12 @@ pub enum StartError {
     /// Clients could not notice its end.
     #[error("cannot mark the region: {0}")]
     Owner(#[from] OwnerError),
+    /// RDMA was asked for and cannot be had.
+    #[error("cannot serve RDMA: {reason}; --rdma off does without")]
+    Rdma {
+        /// Why, and the remedy.
+        reason: String,
+    },
     /// It may have too few descriptors.
     #[error(transparent)]
     Descriptors(#[from] TooFewDescriptors),
@@ -68,16 +81,21 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let began = Instant::now();
     let clients_max = make_room(config.max_clients)?;
     // First what fails fast: somebody else may be there. Who connects before all is ready waits.
-    let listener = Listener::bind(&config.socket, socket_mode(&config.allow))?;
+    let listeners = Listeners {
+        unix: Listener::bind(&config.socket, socket_mode(&config.allow))?,
+        tcp: config.listen.as_ref().map(tcp::socket::Listener::bind).transpose()?,
+    };
+    let listen_address = listeners.tcp.as_ref().map(tcp::socket::Listener::address);
     let memory = map_region(&config)?;
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
     let shared = Arc::new(Shared::new(config.workers, clients_max).map_err(os("make an eventfd"))?);
-    log_block(&config, clients_max, &memory, &table, began.elapsed());
-    let admission = admission(&config, memory, &table);
+    let rdma = rdma::start(&config, &shared, &table)?;
+    log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
+    let admission = admission(&config, memory, &table, rdma.is_some())?;
     let (report, ended) = mpsc::channel();
-    let running = Running::new(config, Arc::clone(&shared), Arc::clone(&table), owner, ended);
-    start_threads(running, listener, admission, &report)
+    let running = Running::new(config, listen_address, Arc::clone(&shared), Arc::clone(&table), owner, ended);
+    start_threads(running, listeners, admission, rdma.as_ref(), &report)
 }
 
 /// Who may connect must be able to open the socket; SO_PEERCRED decides the rest.
@@ -142,7 +160,12 @@ fn page_bytes(pages: Pages) -> u64 {
     }
 }
 
-fn admission(config: &Config, memory: RegionMemory, table: &Table) -> Admission {
+fn admission(
+    config: &Config,
+    memory: RegionMemory,
+    table: &Table,
+    has_rdma: bool,
+) -> Result<Admission, StartError> {
     let channel = ChannelLayout::default();
     let region = table.region();
     let welcome = Welcome {
@@ -157,21 +180,26 @@ fn admission(config: &Config, memory: RegionMemory, table: &Table) -> Admission 
         server_pid: std::process::id(),
     };
     let own_uid = rustix::process::geteuid().as_raw();
-    Admission { welcome, channel, region: memory.fd, allow: config.allow.clone(), own_uid }
+    let socket = SocketFile::at(&config.socket).map_err(os("look at the socket"))?;
+    let offer = Offer { socket, has_rdma };
+    Ok(Admission { welcome, offer, channel, region: memory.fd, allow: config.allow.clone(), own_uid })
 }
 
 fn start_threads(
     mut running: Running,
-    listener: Listener,
+    listeners: Listeners,
     admission: Admission,
+    rdma: Option<&rdma::Handle>,
     report: &mpsc::Sender<ThreadEnd>,
 ) -> Result<Running, StartError> {
     for index in 0..running.shared.mailboxes.len() {
         // Made on its thread, where it stays: it holds that thread's epoch.
         let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
+        let rdma = rdma.cloned();
         let (made, was_made) = mpsc::channel();
         running.threads.push(spawn(format!("kv-worker-{index}"), report, move || {
-            match Worker::new(&shared, &table, index) {
+            let worker = Worker::new(&shared, &table, index);
+            match worker.and_then(|worker| rdma::serve(worker, rdma.as_ref(), index)) {
                 Ok(worker) => {
                     let _ = made.send(Ok(()));
                     worker.run();
@@ -182,8 +210,9 @@ fn start_threads(
         let broken = |gone| io::Error::other(gone);
         was_made.recv().unwrap_or_else(|gone| Err(broken(gone))).map_err(os("start a worker"))?;
     }
-    let acceptor = Acceptor::new(&running.shared, &running.table, listener, admission)
-        .map_err(os("watch the socket"))?;
+    let acceptor = Acceptor::new(&running.shared, &running.table, listeners, admission)
+        .and_then(|acceptor| rdma::accept(acceptor, rdma))
+        .map_err(os("watch the sockets"))?;
     running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
     Ok(running)
 }
@@ -202,7 +231,14 @@ fn spawn(
 }
 
 /// What a person wants to see when a server has started.
-fn log_block(config: &Config, clients_max: usize, memory: &RegionMemory, table: &Table, took: Duration) {
+fn log_block(
+    config: &Config,
+    listen_address: Option<SocketAddr>,
+    clients_max: usize,
+    memory: &RegionMemory,
+    table: &Table,
+    took: Duration,
+) {
     let region_bytes = table.region().len_words() as u64 * 8;
     info!(version = env!("CARGO_PKG_VERSION"), pid = std::process::id(), "kv-server");
     info!(
@@ -219,8 +255,26 @@ fn log_block(config: &Config, clients_max: usize, memory: &RegionMemory, table: 
         "index"
     );
     info!(socket = %config.socket.display(), workers = config.workers, clients_max, who = %who(&config.allow), "clients");
+    log_tcp(listen_address);
     info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = VALUE_MAX_BYTES, "limits");
     info!(milliseconds = took.as_millis() as u64, "started");
+}
+
+fn log_tcp(listen_address: Option<SocketAddr>) {
+    match listen_address {
+        None => info!("no tcp: --listen is none"),
+        Some(address) if address.ip().is_loopback() => {
+            info!(%address, who = "everybody on this host", "tcp");
+        }
+        Some(address) => {
+            info!(%address, who = "everybody who reaches it", "tcp");
+            warn!(
+                %address,
+                "other hosts may connect, and nobody is asked who they are: there is no authentication yet; let a \
+                 firewall or a private network decide who reaches this address"
+            );
+        }
+    }
 }
 
 /// Keys that the index holds when three of four slots are full.

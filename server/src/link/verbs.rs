@@ -1,0 +1,305 @@
+//! A client by RDMA: its queue pair, the staged values that are fetched from it, and the replies that wait for credit.
+//!
+//! READs are not seen here: the device serves them. A reply is sent only if the client has a receive for it and the send
+//! queue has room; else it waits, and no further request is taken.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use kv_common::region::{WORD_BYTES, Words, bytes_of_mut};
+use kv_common::verbs::{MemoryRegion, QueuePair, Rc, ReadSink, ReadyToSend, RemoteMemory, SendBatch};
+use kv_common::wire::{Reply, Request, Value};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use tracing::warn;
+
+use super::{End, Next};
+use crate::rdma::{Connected, Fault, Queues, Rdma, Sent};
+
+/// Replies that are posted with one doorbell, at most.
+const BATCH_MAX: usize = 32;
+
+/// A client's queue pair and control connection.
+pub(crate) struct VerbsLink {
+    /// There until it is dropped.
+    pair: Option<QueuePair<Rc, ReadyToSend>>,
+    number: u32,
+    rdma: Arc<Rdma>,
+    queues: Arc<Queues>,
+    control: TcpStream,
+    batch: SendBatch<Rc>,
+    /// Replies that wait for credit or room, oldest first.
+    waiting: VecDeque<Vec<u8>>,
+    replies_sent: u64,
+    replies_max: u64,
+    sends_max: usize,
+    inline_max_bytes: usize,
+    /// What is known of the client's progress without asking the queues.
+    taken: u64,
+    sends_left: usize,
+    mirror: Mirror,
+    /// A request whose staged value is being fetched.
+    fetching: Option<Vec<u8>>,
+    token: u64,
+    scratch: Vec<u64>,
+}
+
+/// The server's copy of the client's staging area; registered once a value is staged.
+struct Mirror {
+    words: Words,
+    memory: Option<MemoryRegion<ReadSink>>,
+    client: RemoteMemory,
+}
+
+impl VerbsLink {
+    /// The link of a client that has just been connected, with a staging area of `staging_bytes`.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(crate) fn new(
+        rdma: &Arc<Rdma>,
+        connected: Connected,
+        control: TcpStream,
+        staging_bytes: u64,
+    ) -> io::Result<VerbsLink> {
+        let replies_max = connected.replies_max();
+        let Connected { pair, queues, client, .. } = connected;
+        let (number, capacity) = (pair.number(), pair.capacity());
+        let sends_max = capacity.sends as usize;
+        let words = Words::private(staging_bytes as usize / WORD_BYTES);
+        let words = match words {
+            Ok(words) => words,
+            Err(error) => {
+                rdma.close(pair, &queues);
+                return Err(error);
+            }
+        };
+        Ok(VerbsLink {
+            pair: Some(pair),
+            number,
+            rdma: Arc::clone(rdma),
+            queues,
+            control,
+            batch: SendBatch::with_capacity(BATCH_MAX),
+            waiting: VecDeque::new(),
+            replies_sent: 0,
+            replies_max,
+            sends_max,
+            inline_max_bytes: capacity.inline_bytes as usize,
+            taken: 0,
+            sends_left: sends_max,
+            mirror: Mirror { words, memory: None, client: client.memory },
+            fetching: None,
+            token: 0,
+            scratch: Vec::new(),
+        })
+    }
+
+    /// The worker that serves it knows it by this number.
+    pub(super) fn admitted(&mut self, token: u64) {
+        self.token = token;
+    }
+
+    pub(super) fn next(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
+        if self.fetching.is_some() {
+            if !self.queues.has_fetched(self.number)? {
+                return Ok(Next::Nothing);
+            }
+            let fetched = self.fetching.take().expect("just seen");
+            message.clone_from(&fetched);
+            return Ok(Next::Request);
+        }
+        if !self.queues.next(self.number, message)? {
+            return Ok(Next::Nothing);
+        }
+        if !self.start_fetch(message)? {
+            return Ok(Next::Request);
+        }
+        self.fetching = Some(message.clone());
+        Ok(Next::Served)
+    }
+
+    /// Begins to fetch the staged value of a request. False if it has none, or none that is inside the client's area: then
+    /// the table says so.
+    fn start_fetch(&mut self, message: &[u8]) -> Result<bool, End> {
+        let Ok(Request { value: Value::Staged { offset_bytes, len_bytes, .. }, .. }) =
+            Request::decode(message)
+        else {
+            return Ok(false);
+        };
+        let len_bytes = u64::from(len_bytes);
+        let Ok(remote) = self.mirror.client.range(offset_bytes, len_bytes) else { return Ok(false) };
+        let is_inside = offset_bytes + len_bytes <= (self.mirror.words.len_words() * WORD_BYTES) as u64;
+        if len_bytes == 0 || !is_inside {
+            return Ok(false);
+        }
+        let device = |error: &dyn std::fmt::Display| {
+            warn!(%error, "cannot fetch a staged value");
+            End::from(Fault::Device)
+        };
+        let memory = match &mut self.mirror.memory {
+            Some(memory) => memory,
+            none => {
+                let memory = MemoryRegion::register(self.rdma.domain(), &self.mirror.words);
+                none.insert(memory.map_err(|error| device(&error))?)
+            }
+        };
+        let sink = memory.range(offset_bytes, len_bytes).map_err(|error| device(&error))?;
+        if self.batch.len() == self.batch.capacity() || self.sends_left == 0 {
+            self.post()?;
+        }
+        let seq = self.queues.note_sent(self.number, Sent::Fetch);
+        self.batch.read(seq, sink, remote).map_err(|error| device(&error))?;
+        self.post()?;
+        Ok(true)
+    }
+
+    pub(super) fn staging(&self) -> &Words {
+        &self.mirror.words
+    }
+
+    pub(super) fn push(&mut self, reply: &Reply<'_>) {
+        let header = reply.header();
+        if !self.waiting.is_empty() || !self.send(&[&header, reply.chunk]) {
+            self.waiting.push_back([&header, reply.chunk].concat());
+        }
+    }
+
+    pub(super) fn flush(&mut self) -> Result<bool, End> {
+        let before = self.waiting.len();
+        if before == 0 {
+            return Ok(false);
+        }
+        self.ask_progress()?;
+        while let Some(message) = self.waiting.pop_front() {
+            if !self.send(&[&message]) {
+                self.waiting.push_front(message);
+                break;
+            }
+        }
+        self.post()?;
+        Ok(self.waiting.len() < before)
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// True if the client's device has acknowledged every reply.
+    pub(super) fn has_delivered(&self) -> bool {
+        let progress = self.queues.progress(self.number, |_, in_queue| in_queue == 0);
+        // Whatever has failed will not be delivered any more.
+        self.waiting.is_empty() && progress.map_or(true, |(_, in_queue)| in_queue == 0)
+    }
+
+    pub(super) fn end_turn(&mut self) -> Result<(), End> {
+        self.post()
+    }
+
+    /// Adds a reply to the batch. False if that has no room, or the client no receive for it.
+    fn send(&mut self, parts: &[&[u8]]) -> bool {
+        let has_credit = self.replies_sent - self.taken < self.replies_max;
+        // One is kept for fetching a staged value.
+        if !has_credit || self.sends_left <= 1 || self.batch.len() == self.batch.capacity() {
+            return false;
+        }
+        let len_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        self.scratch.clear();
+        self.scratch.resize(len_bytes.div_ceil(8), 0);
+        let mut at = 0;
+        for part in parts {
+            bytes_of_mut(&mut self.scratch)[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let lent = match len_bytes <= self.inline_max_bytes {
+            true => None,
+            false => match self.queues.lend(&self.scratch, len_bytes) {
+                Some(lent) => Some(lent),
+                None => return false,
+            },
+        };
+        let seq = self.queues.note_sent(self.number, Sent::Reply(lent.map(|(buffer, _)| buffer)));
+        let request = match lent {
+            Some((_, range)) => self.batch.send(seq, range),
+            None => self.batch.send_inline(seq, &bytes_of_mut(&mut self.scratch)[..len_bytes]),
+        };
+        request.expect("the batch has room");
+        self.replies_sent += 1;
+        self.sends_left -= 1;
+        true
+    }
+
+    /// Asks what the client has taken and the device has done, if little is left of what was known.
+    fn ask_progress(&mut self) -> Result<(), End> {
+        let (sent, replies_max, sends_max) = (self.replies_sent, self.replies_max, self.sends_max);
+        let (taken, in_queue) = self.queues.progress(self.number, |taken, in_queue| {
+            sent.saturating_sub(taken) < replies_max && in_queue < sends_max - 1
+        })?;
+        if taken > sent {
+            return Err(Fault::Credit { taken, sent }.into());
+        }
+        self.taken = taken;
+        self.sends_left = sends_max.saturating_sub(in_queue);
+        Ok(())
+    }
+
+    /// Posts the receives of the requests that were taken, and then what answers them.
+    fn post(&mut self) -> Result<(), End> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.queues.post_receives();
+        self.batch.signal_last();
+        let pair = self.pair.as_mut().expect("it is there until the link is dropped");
+        pair.post_send(&mut self.batch).map_err(|error| {
+            warn!(%error, "cannot post replies");
+            Fault::Device
+        })?;
+        if self.sends_left < self.sends_max / 2 || self.replies_sent - self.taken > self.replies_max / 2 {
+            self.ask_progress()?;
+        }
+        Ok(())
+    }
+
+    /// The control connection has something: only its end is expected.
+    pub(super) fn woken(&mut self) -> Result<(), End> {
+        match recv(&self.control, &mut [0; 64], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(End::Gone),
+            Ok(_) => Err(Fault::Control.into()),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(_) => Err(End::Gone),
+        }
+    }
+
+    pub(super) fn fall_asleep(&mut self) -> bool {
+        self.queues.post_receives();
+        self.queues.fall_asleep(self.number, self.token)
+    }
+
+    pub(super) fn wake_up(&mut self) {
+        self.queues.wake_up(self.number);
+    }
+}
+
+impl Drop for VerbsLink {
+    fn drop(&mut self) {
+        if let Some(pair) = self.pair.take() {
+            self.rdma.close(pair, &self.queues);
+        }
+    }
+}
+
+impl AsFd for VerbsLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+}
+
+impl From<Fault> for End {
+    fn from(fault: Fault) -> End {
+        End::Rdma(fault)
+    }
+}

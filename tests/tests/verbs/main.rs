@@ -1,0 +1,44 @@
+//! The store by RDMA: the scenarios of the other transports. Needs an RDMA device.
+
+#[path = "../live/mod.rs"]
+mod live;
+#[path = "../flow/scenarios.rs"]
+#[macro_use]
+mod scenarios;
+
+#[path = "../flow/basics.rs"]
+mod basics;
+#[path = "../flow/batches.rs"]
+mod batches;
+#[path = "../flow/full.rs"]
+mod full;
+#[path = "../flow/reads.rs"]
+mod reads;
+#[path = "../flow/shared.rs"]
+mod shared;
+#[path = "../flow/sizes.rs"]
+mod sizes;
+
+/// Makes each scenario, a function of a `Transport`, a test over RDMA.
+macro_rules! over_each_transport {
+    ($($scenario:ident),+ $(,)?) => {
+        mod verbs {
+            $(#[test]
+            #[ignore = "needs an RDMA device"]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::Verbs);
+            })+
+        }
+    };
+}
+
+#[path = "../process/crowd.rs"]
+mod crowd;
+#[path = "../process/killed_client.rs"]
+mod killed_client;
+#[path = "../process/killed_server.rs"]
+mod killed_server;
+
+mod process {
+    scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+}
