@@ -137,6 +137,10 @@ pub struct RunArgs {
     /// Fill the client's index cache before the warm-up.
     #[arg(long)]
     pub(crate) warm_index: bool,
+    /// Over RDMA with one operation in flight: after so many GETs, time a bare READ of as many bytes on the same queue pair
+    /// (not counted in the run's time), and print the ratio of the medians. 0 for none.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "4")]
+    pub(crate) raw_every: u64,
     /// Reads of one multi_get; every read has the latency of its batch.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "1")]
     pub(crate) batch: u64,

@@ -186,6 +186,8 @@ fn run_on<F: Factory>(factory: &F, plan: &RunPlan, sink: JsonSink) -> Result<Exi
         check_memory("the map", 1, plan)?;
         run_shown("load", factory, &fill(plan), &clock)?;
     }
+    let plan =
+        &RunPlan { raw_every: if factory.has_raw_reads() { plan.raw_every } else { 0 }, ..plan.clone() };
     let result = run_shown(&format!("workload {}", plan.workload.name), factory, plan, &clock)?;
     report(factory, plan, &result, &clock, sink)?;
     Ok(Exit::of_result(&result))
