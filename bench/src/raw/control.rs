@@ -14,6 +14,10 @@ use super::wire::{Ends, HEAD_BYTES, Message, decode_head};
 /// How long a side takes at most to make and connect its queue pairs, or to take a message.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a side that does not listen yet is tried again, and how often.
+const REFUSED_LIMIT: Duration = Duration::from_secs(5);
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+
 /// To the other side: of another process, or of this one.
 pub(super) enum Control {
     Tcp(TcpStream),
@@ -21,8 +25,22 @@ pub(super) enum Control {
 }
 
 impl Control {
-    /// Connects to `address`.
+    /// Connects to `address`. The two sides are started by hand or by two scripts: one that refuses yet may be about to listen.
     pub(super) fn connect(address: &str) -> Result<Self, RawError> {
+        let until = Instant::now() + REFUSED_LIMIT;
+        loop {
+            match Self::connect_once(address) {
+                Err(RawError::Between(BetweenError::Connect { source, .. }))
+                    if source.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+                {
+                    std::thread::sleep(REFUSED_PAUSE);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn connect_once(address: &str) -> Result<Self, RawError> {
         let error = |source| BetweenError::Connect { address: address.into(), source };
         let addresses = address.to_socket_addrs().map_err(error)?;
         let mut last = std::io::Error::new(ErrorKind::NotFound, "the name has no address");
