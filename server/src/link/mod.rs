@@ -109,7 +109,7 @@ impl Link {
             Link::Shm(_) => Spin::default(),
             Link::Tcp(_) => TcpLink::spin(),
             #[cfg(feature = "verbs")]
-            Link::Verbs(_) => Spin::default(),
+            Link::Verbs(_) => VerbsLink::spin(),
         }
     }
 
