@@ -197,6 +197,15 @@ impl Link {
         }
     }
 
+    /// True if the client has asked for nothing for so long that looking on is not worth the time, whatever the budget.
+    pub(crate) fn is_idle_long(&self) -> bool {
+        match self {
+            Link::Shm(_) | Link::Tcp(_) => false,
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.is_idle_long(),
+        }
+    }
+
     /// Announces that nobody looks at the requests any more: from now on the descriptor becomes ready with the next.
     /// False if there is one already.
     pub(crate) fn fall_asleep(&mut self) -> bool {

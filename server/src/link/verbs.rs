@@ -8,6 +8,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kv_common::region::{WORD_BYTES, Words, bytes_of_mut};
 use kv_common::transport::shm::spin::Spin;
@@ -29,6 +30,8 @@ const LOOKS_MAX: u32 = 4096;
 /// Looks in vain, one after the other, after which each lets others run first: a software device does its work in threads
 /// of the kernel, which get no processor while all of them look.
 const LOOKS_BEFORE_YIELD: u32 = 16;
+/// How long the worker looks in vain at most, however many looks that is: where a look takes long it would look for ever.
+const LOOK_TIME_MAX: Duration = Duration::from_micros(200);
 
 /// A client's queue pair and control connection.
 pub(crate) struct VerbsLink {
@@ -53,6 +56,8 @@ pub(crate) struct VerbsLink {
     fetching: Option<Vec<u8>>,
     token: u64,
     looks_in_vain: u32,
+    /// When the first of them was that yielded.
+    idle_since: Instant,
     scratch: Vec<u64>,
 }
 
@@ -104,6 +109,7 @@ impl VerbsLink {
             fetching: None,
             token: 0,
             looks_in_vain: 0,
+            idle_since: Instant::now(),
             scratch: Vec::new(),
         })
     }
@@ -123,10 +129,18 @@ impl VerbsLink {
             self.looks_in_vain = 0;
         } else if self.looks_in_vain < LOOKS_BEFORE_YIELD {
             self.looks_in_vain += 1;
+            if self.looks_in_vain == LOOKS_BEFORE_YIELD {
+                self.idle_since = Instant::now();
+            }
         } else {
             std::thread::yield_now();
         }
         Ok(next)
+    }
+
+    /// True if looking on is not worth its time.
+    pub(super) fn is_idle_long(&self) -> bool {
+        self.looks_in_vain >= LOOKS_BEFORE_YIELD && self.idle_since.elapsed() > LOOK_TIME_MAX
     }
 
     fn look(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
@@ -306,6 +320,7 @@ impl VerbsLink {
     }
 
     pub(super) fn wake_up(&mut self) {
+        self.looks_in_vain = 0;
         self.queues.wake_up(self.number);
     }
 }
