@@ -64,3 +64,19 @@ access! {
 mod sealed {
     pub trait Sealed {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `enum ibv_access_flags` of verbs.h: local write 1, remote write 2, remote read 4.
+    #[test]
+    fn rights_are_those_that_the_table_says() {
+        assert_eq!(SendOnly::flags(false), 0);
+        assert_eq!(Local::flags(false), 1);
+        assert_eq!((ReadSink::flags(false), ReadSink::flags(true)), (1, 1 | 2));
+        assert_eq!(RemoteReadable::flags(false), 1 | 4);
+        assert_eq!(RemoteReadable::flags(true), 1 | 4, "peers never get write access to the server's region");
+        assert_eq!(RemoteWritable::flags(false), 1 | 2 | 4);
+    }
+}

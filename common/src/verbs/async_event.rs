@@ -136,6 +136,10 @@ unsafe fn read(raw: &RawEvent) -> AsyncEvent {
     let port = || u8::try_from(unsafe { raw.element.port }).unwrap_or(0);
     // SAFETY: as above.
     let pair = |event| AsyncEvent::QueuePair { number: unsafe { (*raw.element.pair).qp_num }, event };
+    // SAFETY: as above; the field is the id that the queue was made with.
+    let queue = || unsafe { (*raw.element.queue).cq_context } as usize as u64;
+    // SAFETY: as above; the field is the id that the queue was made with.
+    let shared = || unsafe { (*raw.element.shared).srq_context } as usize as u64;
     match raw.kind {
         _ if is(IBV_EVENT_PORT_ACTIVE) => AsyncEvent::PortActive(port()),
         _ if is(IBV_EVENT_PORT_ERR) => AsyncEvent::PortDown(port()),
@@ -156,18 +160,8 @@ unsafe fn read(raw: &RawEvent) -> AsyncEvent {
         kind if is(IBV_EVENT_SQ_DRAINED) || is(IBV_EVENT_PATH_MIG) || is(IBV_EVENT_PATH_MIG_ERR) => {
             pair(QueuePairEvent::Other(kind))
         }
-        _ if is(IBV_EVENT_CQ_ERR) => {
-            // SAFETY: as above; `cq_context` is the id given when it was made.
-            AsyncEvent::CompletionQueueError {
-                id: unsafe { (*raw.element.queue).cq_context } as usize as u64,
-            }
-        }
-        _ if is(IBV_EVENT_SRQ_ERR) => {
-            // SAFETY: as above; `srq_context` is the id given when it was made.
-            AsyncEvent::SharedReceiveError {
-                id: unsafe { (*raw.element.shared).srq_context } as usize as u64,
-            }
-        }
+        _ if is(IBV_EVENT_CQ_ERR) => AsyncEvent::CompletionQueueError { id: queue() },
+        _ if is(IBV_EVENT_SRQ_ERR) => AsyncEvent::SharedReceiveError { id: shared() },
         other => AsyncEvent::Other(other),
     }
 }

@@ -39,7 +39,7 @@ pub enum Completed {
 /// A work request that failed. Its queue pair is in the error state, unless it is unreliable and the request was a SEND
 /// or WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{status} on queue pair {queue_pair:#x} (vendor error {vendor_error:#x})")]
+#[error("queue pair {queue_pair:#x}, vendor error {vendor_error:#x}: {status}")]
 pub struct CompletionError {
     /// What went wrong.
     pub status: CompletionStatus,

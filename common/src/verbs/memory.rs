@@ -105,7 +105,7 @@ impl<A: Access> MemoryRegion<A> {
         };
         let Some(raw) = NonNull::new(raw) else {
             let error = VerbError::last("ibv_reg_mr", domain.context().device().name.clone());
-            return Err(RegisterError::Refused { error, limits: limits.with_pages_at(address) });
+            return Err(RegisterError::Refused { error, limits: Box::new(limits.with_pages_at(address)) });
         };
         Ok(MemoryRegion {
             raw,

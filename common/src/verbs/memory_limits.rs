@@ -39,17 +39,17 @@ pub enum RegisterError {
     #[error(
         "the device registers at most max_mr_size bytes at once: {0}; use less memory, or another device"
     )]
-    BeyondDevice(MemoryLimits),
+    BeyondDevice(Box<MemoryLimits>),
     /// The process may not lock that much.
     #[error("the process may not lock that much memory: {0}{remedy}", remedy = MEMLOCK_REMEDY)]
-    BeyondMemlock(MemoryLimits),
+    BeyondMemlock(Box<MemoryLimits>),
     /// The device or the kernel refused.
     #[error("{error}: {limits}{}", refused_remedy(error))]
     Refused {
         /// What the verb said.
         error: VerbError,
         /// What is known about limits.
-        limits: MemoryLimits,
+        limits: Box<MemoryLimits>,
     },
     /// The limits could not be found out.
     #[error(transparent)]
@@ -98,11 +98,11 @@ impl MemoryLimits {
             return Err(RegisterError::Empty);
         }
         if self.wanted_bytes > self.region_max_bytes {
-            return Err(RegisterError::BeyondDevice(self));
+            return Err(RegisterError::BeyondDevice(Box::new(self)));
         }
         let after = self.locked_bytes.saturating_add(self.wanted_bytes);
         if !self.may_lock_all && self.memlock_soft_bytes.is_some_and(|limit| after > limit) {
-            return Err(RegisterError::BeyondMemlock(self));
+            return Err(RegisterError::BeyondMemlock(Box::new(self)));
         }
         Ok(self)
     }

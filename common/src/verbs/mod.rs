@@ -15,6 +15,8 @@
 //!   the queue pair was driven to the error state and its completions were taken ([`QueuePair::into_error`]).
 //! * **Errors say which verb, with its errno, and a remedy**; each completion status has its name, usual cause and remedy.
 
+pub mod cm;
+
 mod access;
 mod address_handle;
 mod async_event;

@@ -48,6 +48,12 @@ impl ReceiveBatch {
     ///     batch.push(1, buffer).unwrap();
     /// }
     /// ```
+    /// ```
+    /// use kv_common::verbs::{Local, LocalRange, ReceiveBatch};
+    /// fn receive(batch: &mut ReceiveBatch, buffer: LocalRange<Local>) {
+    ///     batch.push(1, buffer).unwrap();
+    /// }
+    /// ```
     pub fn push<A: Writable>(&mut self, id: u64, buffer: LocalRange<A>) -> Result<(), BatchError> {
         if self.entries.len() == self.capacity {
             return Err(BatchError::Full { capacity: self.capacity });

@@ -136,7 +136,6 @@ impl Request<'_> {
 }
 
 /// Immediate data crosses the wire in network byte order.
-#[allow(clippy::big_endian_bytes, reason = "the verbs ask for network byte order here")]
 fn network_order(number: u32) -> u32 {
     number.to_be()
 }
@@ -306,6 +305,12 @@ impl<K: Writes> SendBatch<K> {
     /// ```compile_fail,E0599
     /// use kv_common::verbs::{LocalRange, RemoteRange, SendBatch, SendOnly, Ud};
     /// fn write(batch: &mut SendBatch<Ud>, source: LocalRange<SendOnly>, remote: RemoteRange) {
+    ///     batch.write(1, source, remote).unwrap();
+    /// }
+    /// ```
+    /// ```
+    /// use kv_common::verbs::{LocalRange, RemoteRange, SendBatch, SendOnly, Uc};
+    /// fn write(batch: &mut SendBatch<Uc>, source: LocalRange<SendOnly>, remote: RemoteRange) {
     ///     batch.write(1, source, remote).unwrap();
     /// }
     /// ```

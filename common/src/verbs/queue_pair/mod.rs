@@ -169,6 +169,11 @@ impl<K: Kind, S: State> QueuePair<K, S> {
         &self.inner.domain
     }
 
+    /// True if its receives come from a shared receive queue.
+    pub fn uses_shared_receive(&self) -> bool {
+        self.inner.uses_shared_receive
+    }
+
     fn as_ptr(&self) -> *mut ibv_qp {
         self.inner.raw.as_ptr()
     }

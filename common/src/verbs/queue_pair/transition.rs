@@ -57,6 +57,11 @@ impl<K: Kind, S: State> QueuePair<K, S> {
         Ok(QueuePair::from_inner(self.inner))
     }
 
+    /// The type follows a step that the kernel made or will make, before the queue pair is handed out.
+    pub(in crate::verbs) fn assume_moved<T: State>(self) -> QueuePair<K, T> {
+        QueuePair::from_inner(self.inner)
+    }
+
     /// Drives it to the error state: everything posted and everything that will be posted completes as flushed. Buffers are
     /// free when their completions were taken. The last request posted after this completes last: post a marker to know
     /// that the send queue is empty.
