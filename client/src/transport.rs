@@ -12,6 +12,8 @@ use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
 pub(crate) enum AnyTransport {
     Shm(ShmTransport),
     Tcp(TcpTransport),
+    /// None any more.
+    Lost(Lost),
     #[cfg(feature = "verbs")]
     Verbs(OfThisProcess<VerbsTransport>),
     /// The simulated fabric of the tests.
@@ -65,6 +67,7 @@ macro_rules! each {
         match $self {
             AnyTransport::Shm($transport) => $call,
             AnyTransport::Tcp($transport) => $call,
+            AnyTransport::Lost($transport) => $call,
             #[cfg(feature = "verbs")]
             AnyTransport::Verbs($transport) => $call,
             #[cfg(feature = "adversary")]
@@ -132,5 +135,52 @@ impl Transport for AnyTransport {
 
     fn name(&self) -> &'static str {
         each!(self, transport => transport.name())
+    }
+}
+
+/// What stands for a transport that was let go.
+pub(crate) struct Lost {
+    staging: Words,
+}
+
+impl Lost {
+    pub(crate) fn new() -> Lost {
+        Lost { staging: Words::zeroed(0) }
+    }
+}
+
+impl Transport for Lost {
+    fn read_now(&mut self, _at_word: usize, _out: &mut [u64]) -> Result<ReadNow, Broken> {
+        Err(Broken::Closed)
+    }
+
+    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
+        unreachable!("nothing is posted on a connection that is known to be lost")
+    }
+
+    fn reads_in_flight_max(&self) -> usize {
+        0
+    }
+
+    fn send(&mut self, _parts: &[&[u8]]) -> Result<(), SendError> {
+        Err(SendError::Broken(Broken::Closed))
+    }
+
+    fn poll(&mut self) -> Result<Option<Event>, Broken> {
+        Err(Broken::Closed)
+    }
+
+    fn wait(&mut self, _until_ns: u64) {}
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn staging(&self) -> &Words {
+        &self.staging
+    }
+
+    fn name(&self) -> &'static str {
+        "lost"
     }
 }

@@ -41,7 +41,9 @@ fn by_rdma(address: &Address, offer: &Offer, deadline: Instant) -> Result<Connec
     }
     let connected = rdma::connect(address, &RdmaOptions::default(), deadline).map_err(reason);
     // Both sides say that they have it, so this is worth a look.
-    connected.inspect_err(|why| tracing::warn!(why, "the server offers RDMA, and it cannot be used; going on without"))
+    connected.inspect_err(|why| {
+        tracing::warn!(why, "the server offers RDMA, and it cannot be used; going on without")
+    })
 }
 
 #[cfg(not(feature = "verbs"))]

@@ -127,7 +127,8 @@ impl VerbsLink {
     /// Begins to fetch the staged value of a request. False if it has none, or none that is inside the client's area: then
     /// the table says so.
     fn start_fetch(&mut self, message: &[u8]) -> Result<bool, End> {
-        let Ok(Request { value: Value::Staged { offset_bytes, len_bytes, .. }, .. }) = Request::decode(message)
+        let Ok(Request { value: Value::Staged { offset_bytes, len_bytes, .. }, .. }) =
+            Request::decode(message)
         else {
             return Ok(false);
         };

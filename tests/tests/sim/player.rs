@@ -170,7 +170,11 @@ impl Player {
         let flavour = self.rng.pick(&self.plan.flavours);
         let transport = self.shared.fabric.connect(flavour, session, Words::zeroed(STAGING_WORDS));
         let link = transport.link();
-        let options = Options { timeout: self.plan.timeout, index_cache_bytes: self.plan.index_cache_bytes };
+        let options = Options {
+            timeout: self.plan.timeout,
+            index_cache_bytes: self.plan.index_cache_bytes,
+            ..Options::default()
+        };
         let connected = Client::over(Box::new(transport), session, self.shared.region_words, &options);
         match connected {
             Ok(mut client) => {

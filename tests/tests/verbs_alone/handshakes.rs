@@ -2,11 +2,11 @@
 
 use std::net::TcpStream;
 
+use kv_client::{Client, Error};
 use kv_common::endpoint::Address;
 use kv_common::hello::{Answer, Hello, Wanted};
 use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::tcp::socket::connect;
-use kv_client::{Client, Error};
 
 use super::device;
 use crate::live::server::{Site, Transport};

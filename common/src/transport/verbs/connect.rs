@@ -137,8 +137,7 @@ pub fn connect(
     let sizes = sizes(&port, &server, welcome)?;
     let memory = Memory::new(&domain, sizes)?;
     let channel = CompletionChannel::create(port.context())?;
-    let queue =
-        CompletionQueue::create(port.context(), sizes.completions() as u32, 0, Some(&channel), 0)?;
+    let queue = CompletionQueue::create(port.context(), sizes.completions() as u32, 0, Some(&channel), 0)?;
     let capacity =
         Capacity { sends: sizes.sends() as u32, receives: sizes.replies as u32, inline_bytes: INLINE_BYTES };
     let options = QueuePairOptions {

@@ -95,7 +95,9 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
     /// Another message was expected.
-    #[error("a message of {found_bytes} bytes and kind {found}, expected kind {expected}; use programs of one release")]
+    #[error(
+        "a message of {found_bytes} bytes and kind {found}, expected kind {expected}; use programs of one release"
+    )]
     Kind {
         /// The kind expected.
         expected: u32,
@@ -247,8 +249,8 @@ mod tests {
     /// Written down by hand from the picture above; docs/layout.md shows the same.
     const HALF: [u8; 64] = [
         1, 0, 0, 0, 0x78, 0x56, 0x34, 0x12, 0, 0, 0x20, 0, 0, 0x7f, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0x48,
-        0x24, 0, 0, 32, 0, 0, 0, 0x12, 0x03, 0, 0, 0xff, 0xff, 0xff, 0, 0x09, 0x01, 3, 16, 128, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1,
+        0x24, 0, 0, 32, 0, 0, 0, 0x12, 0x03, 0, 0, 0xff, 0xff, 0xff, 0, 0x09, 0x01, 3, 16, 128, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1,
     ];
 
     #[test]

@@ -31,7 +31,9 @@ pub enum ChoosePortError {
     #[error(transparent)]
     Port(#[from] LocalPortError),
     /// It needs another way of connecting.
-    #[error("{device} is an iWARP device, whose connections are made by the RDMA connection manager only: ?cm=rdma")]
+    #[error(
+        "{device} is an iWARP device, whose connections are made by the RDMA connection manager only: ?cm=rdma"
+    )]
     Iwarp {
         /// The device.
         device: String,
