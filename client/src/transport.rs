@@ -158,6 +158,10 @@ impl Transport for Lost {
         unreachable!("nothing is posted on a connection that is known to be lost")
     }
 
+    fn reads_are_loads(&self) -> bool {
+        false
+    }
+
     fn reads_in_flight_max(&self) -> usize {
         0
     }

@@ -468,6 +468,7 @@ pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
         asked_server,
         waited_for_own_write,
         timeouts,
+        reconnects,
     } = *of;
     into.gets += gets;
     into.hits += hits;
@@ -490,4 +491,5 @@ pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;
     into.timeouts += timeouts;
+    into.reconnects += reconnects;
 }
