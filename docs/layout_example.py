@@ -3,6 +3,7 @@
 
     docs/layout_example.py              parse the dump in layout.md and verify everything that it claims
     docs/layout_example.py dump PID     print such a dump of the region of kv-server PID (key: apple)
+    docs/layout_example.py tcp HOST:PORT  verify the same in a region that is read over TCP
 
 Written from the pictures in layout.md alone, with a hash function of its own, so that it is a second opinion on the
 Rust code and not a copy of it. Needs nothing but Python 3.8.
@@ -10,6 +11,7 @@ Rust code and not a copy of it. Needs nothing but Python 3.8.
 import mmap
 import os
 import re
+import socket
 import struct
 import sys
 
@@ -140,6 +142,36 @@ def from_server(pid):
     sys.exit(f"process {pid} has no region; is it kv-server?")
 
 
+def from_network(address):
+    host, port = address.rsplit(":", 1)
+    stream = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+
+    def receive(length):
+        data = b""
+        while len(data) < length:
+            part = stream.recv(length - len(data))
+            assert part, "the server closed the connection"
+            data += part
+        return data
+
+    wanted_tcp = 1
+    hello = b"KVHELLO\n" + struct.pack("<2I", 2, wanted_tcp)
+    stream.sendall(struct.pack("<I", len(hello)) + hello)
+    answer = receive(u32(receive(4), 0))
+    assert answer[:8] == b"KVANSWR\n" and len(answer) == 96, answer
+    assert (u32(answer, 12), u64(answer, 16)) == (0, 0), "not welcome"
+    tokens = iter(range(7, MASK))
+
+    def read(at, length):
+        first, words, token = at // 8, (at % 8 + length + 7) // 8, next(tokens)
+        stream.sendall(struct.pack("<2I3Q", 24, 1, token, first, words))
+        body_bytes, kind, found = struct.unpack("<2IQ", receive(16))
+        assert (body_bytes, kind, found) == (8 + 8 * words, 4, token), (body_bytes, kind, found)
+        return receive(8 * words)[at % 8:at % 8 + length]
+
+    return read
+
+
 def from_document():
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "layout.md")
     lines = {}
@@ -164,6 +196,9 @@ if sys.argv[1:2] == ["dump"] and len(sys.argv) == 3:
     hexdump(region, found["directory"] * SEGMENT_BYTES, 16)
     hexdump(region, found["line"], 128)
     hexdump(region, found["block"], 16 * found["span"])
+elif sys.argv[1:2] == ["tcp"] and len(sys.argv) == 3:
+    found = check(from_network(sys.argv[2]))
+    print("the region holds the key, and every hash in it is right")
 elif len(sys.argv) == 1:
     found = check(from_document())
     print("the dump in layout.md holds the key, and every hash in it is right")

@@ -186,7 +186,7 @@ mod tests {
         let (a, b) = (inner ^ 42, 0x9e37_79b9_7f4a_7c15u64 ^ 0x7ab1e ^ 4711);
         let (a_high, a_low, b_high, b_low) = (a >> 32, a & 0xffff_ffff, b >> 32, b & 0xffff_ffff);
         let middle =
-            ((a_low * b_low) >> 32) + (a_high * b_low & 0xffff_ffff) + (a_low * b_high & 0xffff_ffff);
+            ((a_low * b_low) >> 32) + ((a_high * b_low) & 0xffff_ffff) + ((a_low * b_high) & 0xffff_ffff);
         let high = a_high * b_high + ((a_high * b_low) >> 32) + ((a_low * b_high) >> 32) + (middle >> 32);
         assert_eq!(words[1], a.wrapping_mul(b) ^ high);
     }

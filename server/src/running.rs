@@ -134,7 +134,7 @@ impl Running {
         // Clients that were welcomed in the last moment and found no worker.
         self.shared.mailboxes.iter().for_each(|mailbox| drop(mailbox.take_new()));
         self.owner = None;
-        drop(self.shared.retired_listener.lock().take());
+        drop(self.shared.retired_listeners.lock().take());
         result
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kv_common::transport::shm::socket::Listener;
 use parking_lot::Mutex;
 
+use crate::accept::Listeners;
 use crate::poller::Waker;
 use crate::session::Session;
 
@@ -17,9 +17,9 @@ pub(crate) struct Shared {
     /// Rung when the server is to stop.
     pub(crate) accept_waker: Arc<Waker>,
     pub(crate) mailboxes: Vec<Mailbox>,
-    /// The socket once nobody is accepted any more. Its path stays taken until the region has no writer: a successor
+    /// The sockets once nobody is accepted any more. Path and port stay taken until the region has no writer: a successor
     /// must not acknowledge anything while clients of this server still read what it wrote.
-    pub(crate) retired_listener: Mutex<Option<Listener>>,
+    pub(crate) retired_listeners: Mutex<Option<Listeners>>,
 }
 
 /// Where a worker finds its new sessions.
@@ -40,7 +40,7 @@ impl Shared {
             clients_max,
             accept_waker: Arc::new(Waker::new()?),
             mailboxes: (0..workers).map(|_| mailbox()).collect::<std::io::Result<_>>()?,
-            retired_listener: Mutex::default(),
+            retired_listeners: Mutex::default(),
         })
     }
 

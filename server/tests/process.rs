@@ -56,6 +56,24 @@ fn wrong_options_end_with_code_2_and_a_reason() {
 }
 
 #[test]
+fn rdma_that_cannot_be_had_ends_with_code_3_if_it_is_wanted() {
+    let site = Site::new();
+    for (args, reason) in [
+        // With other devices and without any.
+        (&["--rdma", "on", "--rdma-device", "no_such_device"][..], "RDMA"),
+        (&["--rdma-device", "no_such_device"], "--rdma off does without"),
+        (&["--rdma", "on", "--listen", "none"], "clients by RDMA say hello by TCP"),
+    ] {
+        let flags = site.flags();
+        let own = if args.contains(&"--listen") { &flags[..6] } else { &flags };
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        let (code, out, error) = site.run(&[&own, args].concat());
+        assert_eq!((code, out.as_str()), (Some(3), ""), "{args:?}: {error}");
+        assert!(error.contains(reason), "{args:?}: {error}");
+    }
+}
+
+#[test]
 fn what_the_machine_does_not_have_ends_with_code_3() {
     let site = Site::new();
     let socket = site.socket();

@@ -118,10 +118,12 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
         index_cache_bytes: options.index_cache_bytes,
     };
     let failed = |reason| Error::Connect { endpoint: promise.url.clone(), reason };
-    let mut driver = match Driver::new(transport, promise.region_words, &driver_options) {
-        Err(error @ (Error::Broken(_) | Error::Timeout { .. })) => return Err(failed(error.to_string())),
-        driver => driver?,
+    // It is not up yet: what ends or is silent now was never a connection.
+    let never_up = |error: Error| match error {
+        Error::Broken(_) | Error::Timeout { .. } => failed(error.to_string()),
+        error => error,
     };
+    let mut driver = Driver::new(transport, promise.region_words, &driver_options).map_err(never_up)?;
     let found = (driver.view().table_id, driver.view().incarnation);
     if let Some(promised) = promise.table.filter(|&promised| promised != found) {
         return Err(failed(format!(
@@ -130,7 +132,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
             found.0, found.1, promised.0, promised.1
         )));
     }
-    let page_bytes = driver.read_words_blocking(superblock::PAGE_BYTES, 1)?[0];
+    let page_bytes = driver.read_words_blocking(superblock::PAGE_BYTES, 1).map_err(never_up)?[0];
     let fork = ForkGuard::new().map_err(|error| failed(format!("no page to notice a fork by: {error}")))?;
     let connection = Connection {
         transport: name,

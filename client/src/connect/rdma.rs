@@ -1,5 +1,6 @@
 //! Connecting by RDMA; the hello goes by TCP.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Instant;
 
 use kv_common::endpoint::{Address, ConnectBy, RdmaOptions};
@@ -23,9 +24,15 @@ pub(super) fn connect(
         ));
     }
     let wish = PortWish::new(options.device.as_deref(), options.port, options.gid_index);
+    // Before the server waits for this side.
+    let guess = local_address(address);
+    let mut port = wish.choose(guess)?;
     let stream = socket::connect(address, deadline)?;
-    // Small frames that each wait for the other side.
-    stream.set_nodelay(true)?;
+    let reaching = stream.local_addr()?.ip();
+    if guess.is_some_and(|guess| guess != reaching) {
+        port = wish.choose(Some(reaching))?;
+    }
+    socket::tune(&stream)?;
     let is_here = stream.peer_addr()?.ip().is_loopback();
     let (answer, _) = say_hello(&stream, Wanted::Rdma, 0, deadline)?;
     let mut welcome = welcome(answer)?;
@@ -33,6 +40,17 @@ pub(super) fn connect(
         // The number means nothing here.
         welcome.server_pid = 0;
     }
-    let transport = connect::connect(stream, &welcome, &wish, deadline)?;
+    let transport = connect::connect(stream, &welcome, port, deadline)?;
     Ok((welcome, AnyTransport::Verbs(OfThisProcess::new(transport))))
+}
+
+/// The address of this host from which the server is reached, as far as the system knows before it is tried.
+fn local_address(address: &Address) -> Option<IpAddr> {
+    let server: SocketAddr = (address.host.as_str(), address.port).to_socket_addrs().ok()?.next()?;
+    let any: IpAddr =
+        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Nothing is sent by this.
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(server).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }

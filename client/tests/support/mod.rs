@@ -53,6 +53,7 @@ pub(crate) fn config(socket: PathBuf, memory_bytes: u64) -> Config {
         hugepages: PagePolicy::Off,
         expected_keys: Some(10_000),
         listen: Address::parse("127.0.0.1:0").ok(),
+        rdma: kv_server::config::RdmaChoice::Off,
         ..Config::default()
     }
 }

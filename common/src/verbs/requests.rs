@@ -167,6 +167,14 @@ impl<K: Kind> SendBatch<K> {
         self.capacity
     }
 
+    /// Has the last request signalled; its completion then stands for all before it.
+    #[inline]
+    pub fn signal_last(&mut self) {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+    }
+
     /// Forgets all requests.
     pub fn clear(&mut self) {
         self.entries.clear();

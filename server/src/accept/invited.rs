@@ -1,14 +1,15 @@
 //! Peers that were welcomed to RDMA: both sides tell their halves, and the queue pairs are connected.
 
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kv_common::hello::{Answer, HelloRefusal, Wanted, Welcome};
 use kv_common::limits::RDMA_REQUESTS_IN_FLIGHT_MAX;
 use kv_common::transport::handshake::OutgoingHello;
+use kv_common::transport::tcp::socket::tune;
 use kv_common::transport::verbs::exchange::Verdict;
-use std::os::fd::AsFd;
 use tracing::{debug, warn};
 
 use super::newcomer::{Newcomer, Socket, say};
@@ -56,8 +57,9 @@ impl Acceptor {
         let requests_in_flight = RDMA_REQUESTS_IN_FLIGHT_MAX as u32;
         let welcome =
             Answer::Welcome(Welcome { session, ring_bytes: 0, requests_in_flight, ..self.admission.welcome });
-        // Small frames that each wait for the other side.
-        let _ = stream.set_nodelay(true);
+        if let Err(error) = tune(&stream) {
+            return Err((Socket::Tcp(stream), no_resources(&error)));
+        }
         if !say(&stream, &welcome) || !say_bytes(&stream, &introduction.half()) {
             return Ok(());
         }

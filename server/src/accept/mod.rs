@@ -102,7 +102,7 @@ impl Acceptor {
         })
     }
 
-    /// Accepts until the server is told to stop; then nobody is accepted any more, but the Unix socket's path stays taken.
+    /// Accepts until the server is told to stop; then nobody is accepted any more, but path and port stay taken.
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
             self.turn();
@@ -110,7 +110,7 @@ impl Acceptor {
         for peer in self.peers.values() {
             peer.socket.refuse(HelloRefusal::ShuttingDown);
         }
-        *self.shared.retired_listener.lock() = Some(self.listeners.unix);
+        *self.shared.retired_listeners.lock() = Some(self.listeners);
     }
 
     fn turn(&mut self) {

@@ -158,7 +158,7 @@ impl Link {
             Link::Shm(link) => link.has_delivered(),
             Link::Tcp(link) => link.has_room(),
             #[cfg(feature = "verbs")]
-            Link::Verbs(link) => link.has_delivered(),
+            Link::Verbs(link) => link.has_room(),
         }
     }
 

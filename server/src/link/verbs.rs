@@ -21,8 +21,6 @@ use crate::rdma::{Connected, Fault, Queues, Rdma, Sent};
 
 /// Replies that are posted with one doorbell, at most.
 const BATCH_MAX: usize = 32;
-/// Of so many replies one is signalled.
-const REPLIES_PER_SIGNAL: u64 = 8;
 
 /// A client's queue pair and control connection.
 pub(crate) struct VerbsLink {
@@ -154,7 +152,7 @@ impl VerbsLink {
             self.post()?;
         }
         let seq = self.queues.note_sent(self.number, Sent::Fetch);
-        self.batch.read(seq, sink, remote).map_err(|error| device(&error))?.signalled();
+        self.batch.read(seq, sink, remote).map_err(|error| device(&error))?;
         self.post()?;
         Ok(true)
     }
@@ -186,8 +184,15 @@ impl VerbsLink {
         Ok(self.waiting.len() < before)
     }
 
-    pub(super) fn has_delivered(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// True if the client's device has acknowledged every reply.
+    pub(super) fn has_delivered(&self) -> bool {
+        let progress = self.queues.progress(self.number, |_, in_queue| in_queue == 0);
+        // Whatever has failed will not be delivered any more.
+        self.waiting.is_empty() && progress.map_or(true, |(_, in_queue)| in_queue == 0)
     }
 
     pub(super) fn end_turn(&mut self) -> Result<(), End> {
@@ -221,11 +226,7 @@ impl VerbsLink {
             Some((_, range)) => self.batch.send(seq, range),
             None => self.batch.send_inline(seq, &bytes_of_mut(&mut self.scratch)[..len_bytes]),
         };
-        let request = request.expect("the batch has room");
-        // Buffers are few, and are wanted back soon.
-        if lent.is_some() || self.replies_sent.is_multiple_of(REPLIES_PER_SIGNAL) {
-            request.signalled();
-        }
+        request.expect("the batch has room");
         self.replies_sent += 1;
         self.sends_left -= 1;
         true
@@ -251,6 +252,7 @@ impl VerbsLink {
             return Ok(());
         }
         self.queues.post_receives();
+        self.batch.signal_last();
         let pair = self.pair.as_mut().expect("it is there until the link is dropped");
         pair.post_send(&mut self.batch).map_err(|error| {
             warn!(%error, "cannot post replies");

@@ -28,6 +28,7 @@ impl Rdma {
         let number = pair.number();
         match pair.into_error() {
             Ok(pair) => {
+                queues.note_closing(number);
                 let until = Instant::now() + CLOSE_TIMEOUT;
                 let queues = Arc::clone(queues);
                 self.closing.lock().push(Closing { pair, queues, until, has_taken_last: false });

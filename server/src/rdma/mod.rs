@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `mod.rs` | the device and how it is started |
 //! | `queues.rs` | a worker's completion queue, its shared receives, and what came for whom |
+//! | `buffers.rs` | its registered memory for messages |
 //! | `introduction.rs` | a client between welcome and connection |
 //! | `closing.rs` | queue pairs whose session is over |
 
+mod buffers;
 mod closing;
 mod introduction;
 mod queues;

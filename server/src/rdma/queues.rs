@@ -11,34 +11,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv_common::limits::{RDMA_REPLIES_IN_FLIGHT_MAX, RDMA_REQUESTS_IN_FLIGHT_MAX};
-use kv_common::region::{Words, bytes_of_mut};
-use kv_common::transport::verbs::exchange::{
-    CREDITS_IN_FLIGHT_MAX, REPLY_MAX_BYTES, REQUEST_MAX_BYTES, decode_credit,
-};
+use kv_common::transport::verbs::exchange::CREDITS_IN_FLIGHT_MAX;
 use kv_common::verbs::{
-    Completed, Completion, CompletionChannel, CompletionError, CompletionQueue, Completions, Local,
-    LocalRange, MemoryRegion, ProtectionDomain, ReceiveBatch, SendOnly, SharedReceiveQueue, anonymous_words,
+    Completed, Completion, CompletionChannel, CompletionError, CompletionQueue, Completions, LocalRange,
+    ProtectionDomain, SendOnly, SharedReceiveQueue,
 };
 use parking_lot::Mutex;
 use tracing::error;
 
 use super::RdmaError;
+use super::buffers::{Buffers, ReplyBuffers};
 
 /// Receives for one client: its requests, and its messages about credit.
-const RECEIVES_PER_PAIR: usize = RDMA_REQUESTS_IN_FLIGHT_MAX + CREDITS_IN_FLIGHT_MAX;
+pub(super) const RECEIVES_PER_PAIR: usize = RDMA_REQUESTS_IN_FLIGHT_MAX + CREDITS_IN_FLIGHT_MAX;
 /// Requests of a queue pair's send queue: replies on their way, those not signalled, and a READ of a staged value.
 pub(super) const SENDS_PER_PAIR: usize = 2 * RDMA_REPLIES_IN_FLIGHT_MAX;
-/// Buffers of a worker for replies that do not go inline.
-const REPLY_BUFFERS: usize = 64;
 /// Completions that one look takes.
 const COMPLETIONS_PER_POLL: usize = 64;
-/// Receives that are posted with one doorbell.
-const RECEIVES_PER_POST: usize = 16;
 /// Set in the id of a receive; the rest is its buffer. Other ids are sequence numbers of a queue pair.
-const RECEIVE: u64 = 1 << 63;
-
-const REQUEST_WORDS: usize = REQUEST_MAX_BYTES.next_multiple_of(64) / 8;
-const REPLY_WORDS: usize = REPLY_MAX_BYTES.next_multiple_of(64) / 8;
+pub(super) const RECEIVE: u64 = 1 << 63;
 
 /// A worker's queues.
 pub(crate) struct Queues {
@@ -67,18 +58,6 @@ struct Came {
     woken: Vec<u64>,
 }
 
-/// Receive buffers, in chunks for one client each. Any client may get any.
-struct Buffers {
-    chunks: Vec<(MemoryRegion<Local>, Words)>,
-    unposted: ReceiveBatch,
-    scratch: Vec<u64>,
-}
-
-struct ReplyBuffers {
-    memory: MemoryRegion<SendOnly>,
-    free: Vec<u16>,
-}
-
 /// What came for one queue pair.
 #[derive(Default)]
 struct Pair {
@@ -94,6 +73,8 @@ struct Pair {
     fault: Option<Fault>,
     /// The token to wake it by, while its worker does not look at it.
     asleep: Option<u64>,
+    /// Its session is over.
+    is_closing: bool,
 }
 
 /// What a queue pair has posted.
@@ -142,16 +123,7 @@ impl Queues {
         let completions =
             CompletionQueue::create(context, entries as u32, id, Some(&channel), worker as u32)?;
         let receives = SharedReceiveQueue::create(domain, (pairs_max * RECEIVES_PER_PAIR) as u32, id)?;
-        let words = anonymous_words(REPLY_BUFFERS * REPLY_WORDS * 8, false)?;
-        let replies = ReplyBuffers {
-            memory: MemoryRegion::register(domain, &words)?,
-            free: (0..REPLY_BUFFERS as u16).collect(),
-        };
-        let buffers = Buffers {
-            chunks: Vec::new(),
-            unposted: ReceiveBatch::with_capacity(RECEIVES_PER_PAIR + RECEIVES_PER_POST),
-            scratch: Vec::new(),
-        };
+        let (buffers, replies) = (Buffers::new(), ReplyBuffers::register(domain)?);
         let came = Came { pairs: HashMap::new(), buffers, replies, woken: Vec::new() };
         let room = Completions::with_capacity(COMPLETIONS_PER_POLL);
         Ok(Queues {
@@ -179,7 +151,10 @@ impl Queues {
         if came.pairs.len() >= self.pairs_max {
             return Ok(false);
         }
-        if came.pairs.len() >= came.buffers.chunks.len() {
+        // One that is closing has at most one receive, that of a message that was on its way.
+        let closing = came.pairs.values().filter(|pair| pair.is_closing).count();
+        let needed = (came.pairs.len() - closing + 1) * RECEIVES_PER_PAIR + closing;
+        if needed > came.buffers.len() {
             came.buffers.grow(&self.domain, &self.receives)?;
         }
         Ok(true)
@@ -188,6 +163,17 @@ impl Queues {
     /// From now on what comes for this queue pair is kept for it.
     pub(super) fn register(&self, number: u32) {
         self.state.lock().came.pairs.insert(number, Pair::default());
+    }
+
+    /// The queue pair is in the error state: what came for it is of no use any more.
+    pub(super) fn note_closing(&self, number: u32) {
+        let came = &mut self.state.lock().came;
+        let Some(pair) = came.pairs.get_mut(&number) else { return };
+        pair.is_closing = true;
+        for (buffer, _) in std::mem::take(&mut pair.requests) {
+            came.buffers.give_back(buffer, &self.receives);
+        }
+        came.buffers.post(&self.receives);
     }
 
     /// The queue pair is destroyed: what it had is free.
@@ -279,12 +265,7 @@ impl Queues {
 
     /// A buffer for a reply, filled with `words`, of which `len_bytes` count.
     pub(crate) fn lend(&self, words: &[u64], len_bytes: usize) -> Option<(u16, LocalRange<SendOnly>)> {
-        let replies = &mut self.state.lock().came.replies;
-        let buffer = replies.free.pop()?;
-        let at_word = buffer as usize * REPLY_WORDS;
-        replies.memory.words().copy_in(at_word, words);
-        let range = replies.memory.range(at_word as u64 * 8, len_bytes as u64);
-        Some((buffer, range.expect("a reply has at most `REPLY_MAX_BYTES`")))
+        self.state.lock().came.replies.lend(words, len_bytes)
     }
 
     /// Notes what a queue pair is about to post and gives its sequence number.
@@ -400,6 +381,9 @@ impl Pair {
             self.taken = self.taken.max(taken);
             return false;
         }
+        if self.is_closing {
+            return false;
+        }
         if self.requests.len() >= RDMA_REQUESTS_IN_FLIGHT_MAX {
             return self.fail(Fault::Overrun);
         }
@@ -420,71 +404,6 @@ impl Pair {
             self.first_seq += 1;
             self.has_fetched |= is_done && sent == Sent::Fetch;
             replies.give_back(sent);
-        }
-    }
-}
-
-impl Buffers {
-    /// Adds the receives of one more client.
-    fn grow(
-        &mut self,
-        domain: &Arc<ProtectionDomain>,
-        receives: &SharedReceiveQueue,
-    ) -> Result<(), RdmaError> {
-        let words = anonymous_words(RECEIVES_PER_PAIR * REQUEST_WORDS * 8, false)?;
-        let memory = MemoryRegion::register(domain, &words)?;
-        let first = self.chunks.len() * RECEIVES_PER_PAIR;
-        self.chunks.push((memory, words));
-        for buffer in first..first + RECEIVES_PER_PAIR {
-            self.give_back(buffer, receives);
-        }
-        self.post(receives);
-        Ok(())
-    }
-
-    fn copy_out(&mut self, buffer: usize, len_bytes: usize, message: &mut Vec<u8>) {
-        let (_, words) = &self.chunks[buffer / RECEIVES_PER_PAIR];
-        self.scratch.resize(len_bytes.div_ceil(8), 0);
-        words.copy_out(buffer % RECEIVES_PER_PAIR * REQUEST_WORDS, &mut self.scratch);
-        message.clear();
-        message.extend_from_slice(&bytes_of_mut(&mut self.scratch)[..len_bytes]);
-    }
-
-    /// What a buffer says about credit, if that is what is in it.
-    fn credit(&self, buffer: usize, len_bytes: usize) -> Option<u64> {
-        let (_, words) = &self.chunks[buffer / RECEIVES_PER_PAIR];
-        let word = words.load(buffer % RECEIVES_PER_PAIR * REQUEST_WORDS);
-        let mut word = [word];
-        bytes_of_mut(&mut word).get(..len_bytes).and_then(decode_credit)
-    }
-
-    /// A buffer is free: it will be posted.
-    fn give_back(&mut self, buffer: usize, receives: &SharedReceiveQueue) {
-        let (memory, _) = &self.chunks[buffer / RECEIVES_PER_PAIR];
-        let at_byte = buffer % RECEIVES_PER_PAIR * REQUEST_WORDS * 8;
-        let range = memory.range(at_byte as u64, REQUEST_MAX_BYTES as u64);
-        let pushed = self
-            .unposted
-            .push(RECEIVE | buffer as u64, range.expect("a chunk has `RECEIVES_PER_PAIR` buffers"));
-        pushed.expect("it is posted before it is full");
-        if self.unposted.len() >= RECEIVES_PER_POST {
-            self.post(receives);
-        }
-    }
-
-    fn post(&mut self, receives: &SharedReceiveQueue) {
-        if !self.unposted.is_empty()
-            && let Err(error) = receives.post(&mut self.unposted)
-        {
-            error!(%error, "receives cannot be posted");
-        }
-    }
-}
-
-impl ReplyBuffers {
-    fn give_back(&mut self, sent: Sent) {
-        if let Sent::Reply(Some(buffer)) = sent {
-            self.free.push(buffer);
         }
     }
 }

@@ -183,7 +183,7 @@ impl Player {
                 }
                 Some(Line { client, link, life })
             }
-            Err(Error::Broken(_) | Error::Timeout { .. }) => None,
+            Err(Error::Connect { .. }) => None,
             Err(error) => {
                 self.shared.wrong(format!("no connection: {error}"));
                 None

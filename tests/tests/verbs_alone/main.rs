@@ -5,6 +5,8 @@ mod live;
 
 mod device;
 mod handshakes;
+#[cfg(feature = "verbs")]
+mod hostile;
 mod stopped;
 
 /// Taken by each of these tests: they count what the device and the processors do.

@@ -170,7 +170,10 @@ fn connect_one(address: SocketAddr, timeout: Duration) -> Result<TcpStream, Conn
 }
 
 /// What every connection of ours has: small frames go at once, and a host that vanished without a word is noticed.
-pub(super) fn tune(socket: &TcpStream) -> io::Result<()> {
+///
+/// # Errors
+/// What the system said.
+pub fn tune(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(TCP_SILENCE_SECONDS))?;

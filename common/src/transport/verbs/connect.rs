@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::client::{Parts, VerbsTransport};
 use super::exchange::{ExchangeError, Half, REPLY_MAX_BYTES, Side, Verdict};
-use super::port::{ChoosePortError, PortWish, describe};
+use super::port::describe;
 use super::read_ring::RingMemoryError;
 use super::work::{Memory, Sizes, Work};
-use crate::hello::Welcome;
+use crate::hello::{Answer, Welcome};
 use crate::layout::superblock;
 use crate::limits::{RDMA_READS_IN_FLIGHT_MAX, RDMA_REPLIES_IN_FLIGHT_MAX};
 use crate::probe::{IdentityError, TableView};
@@ -29,9 +29,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No device.
-    #[error(transparent)]
-    Port(#[from] ChoosePortError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
@@ -113,20 +110,18 @@ fn probe_remedy(len_bytes: usize) -> &'static str {
     }
 }
 
-/// Connects by RDMA, after the server has welcomed this client on `control`.
+/// Connects by RDMA through `port`, after the server has welcomed this client on `control`. The server does not wait long
+/// for this side's half, so that whatever takes time is better done before the hello: the choice of the port is.
 ///
 /// # Errors
 /// [`ConnectError`]; whatever was made is gone then.
 pub fn connect(
     control: TcpStream,
     welcome: &Welcome,
-    wish: &PortWish,
+    port: LocalPort,
     deadline: Instant,
 ) -> Result<VerbsTransport, ConnectError> {
-    let reaching = control.local_addr().ok().map(|address| address.ip());
-    let port = wish.choose(reaching)?;
-    let message = receive_hello(&control, 0, deadline)?;
-    let server = Half::decode(Side::Server, &message.bytes)?;
+    let server = Half::decode(Side::Server, &hear(&control, deadline)?)?;
     if server.memory.len_bytes != welcome.region_bytes {
         let (announced_bytes, registered_bytes) = (welcome.region_bytes, server.memory.len_bytes);
         return Err(ConnectError::OtherRegion { announced_bytes, registered_bytes });
@@ -163,7 +158,7 @@ pub fn connect(
         receives: sizes.replies as u32,
     };
     send_hello(&control, &half.encode(Side::Client), &[], deadline)?;
-    if let Verdict::Refused(reason) = Verdict::decode(&receive_hello(&control, 0, deadline)?.bytes)? {
+    if let Verdict::Refused(reason) = Verdict::decode(&hear(&control, deadline)?)? {
         return Err(ConnectError::Refused { reason });
     }
     tracing::info!(port = %describe(&port), %path, "RDMA connected");
@@ -172,6 +167,15 @@ pub fn connect(
     let mut transport = VerbsTransport::new(parts);
     probe(&mut transport, welcome, &path)?;
     Ok(transport)
+}
+
+/// The server's next message. It may be a refusal, if this side was too slow.
+fn hear(control: &TcpStream, deadline: Instant) -> Result<Vec<u8>, ConnectError> {
+    let message = receive_hello(control, 0, deadline)?.bytes;
+    match Answer::decode(&message) {
+        Ok(Answer::Refused(refusal)) => Err(ConnectError::Refused { reason: refusal.to_string() }),
+        _ => Ok(message),
+    }
 }
 
 fn sizes(port: &LocalPort, server: &Half, welcome: &Welcome) -> Result<Sizes, ConnectError> {
