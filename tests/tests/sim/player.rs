@@ -37,9 +37,9 @@ pub(crate) struct Shared {
     pub(crate) is_growing: Cell<bool>,
     /// Clients that write and are not done.
     pub(crate) writers: Cell<u64>,
-    /// The key that was written last.
+    /// The key that is being written, or was written last.
     pub(crate) written: Cell<usize>,
-    /// GETs of it that have ended.
+    /// GETs of the key being written that have ended.
     pub(crate) gets_ended: Cell<u64>,
     /// What was found wrong first.
     pub(crate) wrong: RefCell<Option<String>>,
@@ -393,9 +393,6 @@ impl Player {
     fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
         let mut oracle = self.shared.oracle.borrow_mut();
         let op = oracle.begin(line.life, self.plan.number, key, call);
-        if call != Call::Get {
-            self.shared.written.set(key);
-        }
         let has_value = matches!(call, Call::Put { .. } | Call::CompareAndSet { .. });
         let bytes = if has_value { oracle.value(op) } else { Vec::new() };
         (op, bytes)

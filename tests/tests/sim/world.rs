@@ -145,7 +145,8 @@ impl<'a> World<'a> {
         });
         let server_plan = ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) };
         memory.hook(&fabric);
-        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
+        let on_write = on_write(&shared);
+        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up, on_write));
         let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
         let preempt_one_in = rng.pick(&[0, 2, 4, 10]);
         World {
@@ -244,8 +245,9 @@ impl<'a> World<'a> {
     fn turn_of_server(&mut self, now: u64) {
         match &mut self.server {
             None => {
-                let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
-                self.server = Some(Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up));
+                let (plan, is_up, on_write) = (&self.server_plan, &self.shared.is_up, on_write(&self.shared));
+                let server = Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up, on_write);
+                self.server = Some(server);
             }
             Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
             Some(server) => {
@@ -271,6 +273,15 @@ impl<'a> World<'a> {
         self.server_sleeps_until = now + self.rng.below(2000);
         self.server_waits_for = u64::MAX;
     }
+}
+
+/// Notes which key is being written: clients look at it more often than at others.
+fn on_write(shared: &Rc<Shared>) -> Rc<dyn Fn(&[u8])> {
+    let shared = Rc::clone(shared);
+    Rc::new(move |key| {
+        let number = shared.oracle.borrow().keys().iter().position(|known| known.bytes == key);
+        shared.written.set(number.expect("clients write known keys"));
+    })
 }
 
 /// Clients, what each may do, and the keys.
