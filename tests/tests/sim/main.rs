@@ -1,7 +1,8 @@
 //! The whole store over a fabric that does its worst: real client, real table, simulated network, thread and time.
 //!
 //! ```text
-//! world    draws everything from a seed; lets tasks run, breaks, kills
+//! plan     draws everything from a seed
+//! world    lets tasks run, breaks, kills
 //! player   a client: its random script, and what each operation returned, told to the oracle
 //! server   a worker of the table, suspended between any two stores
 //! keys     keys that are in each other's way
@@ -11,6 +12,7 @@
 //! A failure prints its seed and the command that plays it again. `KV_SIM_SEEDS` is the number of seeds to play.
 
 mod keys;
+mod plan;
 mod player;
 mod server;
 mod tasks;

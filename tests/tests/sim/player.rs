@@ -21,7 +21,7 @@ const STAGING_WORDS: usize = 4096;
 const PENDING_PER_KEY_MAX: usize = 4;
 
 /// Operations of a client that only reads, at most.
-const READER_OPERATIONS_MAX: u64 = 10_000;
+const READER_OPERATIONS_MAX: u64 = 4000;
 
 /// What is common to all clients.
 pub(crate) struct Shared {

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use kv_client::{Broken, Stats};
 use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
-use kv_common::transport::sim::{Fabric, FabricCounts, Flavour, Rng, Weather};
-use kv_tests::oracle::{Checked, Key, Oracle};
+use kv_common::transport::sim::{Fabric, FabricCounts, Rng};
+use kv_tests::oracle::{Checked, Oracle};
 
-use crate::keys;
-use crate::player::{Player, PlayerPlan, Role, Shared, sum_stats};
+use crate::plan::Plan;
+use crate::player::{Player, PlayerPlan, Shared, sum_stats};
 use crate::server::{Memory, Server, ServerPlan};
 use crate::tasks::{self, Task, pause};
 
@@ -106,7 +106,7 @@ struct World<'a> {
     server_sleeps_until: u64,
     server_waits_for: u64,
     actors: Vec<Actor>,
-    plans: Vec<PlayerPlan>,
+    players: Vec<PlayerPlan>,
     /// Once in so many of its turns the server loses the processor for long.
     preempt_one_in: u64,
     break_one_in: u64,
@@ -117,17 +117,9 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(memory: &'a Memory, seed: u64) -> World<'a> {
         let mut rng = Rng::new(seed);
-        let weather = Weather {
-            switch_one_in: rng.pick(&[1, 1, 2, 4, 16]),
-            stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
-            outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
-            quick_percent: rng.pick(&[0, 50, 95]),
-            late_steps_max: rng.pick(&[0, 0, 5, 50, 500]),
-            burst_one_in: rng.pick(&[0, 10, 50]),
-        };
+        let Plan { weather, server_plan, preempt_one_in, break_one_in, kill_one_in, players, keys, block_bytes } =
+            Plan::draw(&mut rng);
         let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
-        let (hash_seed, plans, keys) = draw_players(&mut rng);
-        let block_bytes = draw_classes(&mut rng);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
             region_words: memory.words.len_words(),
@@ -138,17 +130,14 @@ impl<'a> World<'a> {
             sessions: Cell::new(0),
             is_growing: Cell::new(true),
             written: Cell::new(0),
-            writers: Cell::new(plans.iter().filter(|plan| !plan.is_reader()).count() as u64),
+            writers: Cell::new(players.iter().filter(|plan| !plan.is_reader()).count() as u64),
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
         });
-        let server_plan = ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) };
         memory.hook(&fabric);
         let on_write = on_write(&shared);
         let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up, on_write));
-        let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 2, 4, 10]);
         World {
             memory,
             rng,
@@ -159,7 +148,7 @@ impl<'a> World<'a> {
             server_sleeps_until: 0,
             server_waits_for: 0,
             actors: Vec::new(),
-            plans,
+            players,
             preempt_one_in,
             break_one_in,
             kill_one_in,
@@ -168,15 +157,15 @@ impl<'a> World<'a> {
     }
 
     fn play(mut self) -> Result<Report, String> {
-        for plan in self.plans.clone() {
+        for plan in self.players.clone() {
             self.enter(plan, Player::play);
         }
         self.run_actors()?;
         (self.break_one_in, self.kill_one_in) = (0, 0);
         let reader = PlayerPlan {
-            number: self.plans.len() as u32,
+            number: self.players.len() as u32,
             timeout: Duration::from_secs(1 << 32),
-            ..self.plans[0].clone()
+            ..self.players[0].clone()
         };
         while self.server.is_none() || self.fabric.has_requests() {
             self.turn();
@@ -282,58 +271,4 @@ fn on_write(shared: &Rc<Shared>) -> Rc<dyn Fn(&[u8])> {
         let number = shared.oracle.borrow().keys().iter().position(|known| known.bytes == key);
         shared.written.set(number.expect("clients write known keys"));
     })
-}
-
-/// Clients, what each may do, and the keys.
-fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
-    let clients = 2 + rng.below(5) as usize;
-    let count = rng.pick(&[4, 4, 10, 30, 50]);
-    let (hash_seed, names) = keys::draw(rng, count);
-    // Of every three keys one is for all, one has a single writer that never deletes it, and one is deleted by two.
-    let kind: Vec<(u64, usize)> =
-        names.iter().map(|_| (rng.below(4), rng.below(clients as u64) as usize)).collect();
-    let keys = names
-        .iter()
-        .zip(&kind)
-        .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
-    let keys = keys.collect();
-    let first_cache = rng.below(4) as usize;
-    let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
-    let operations = (200 + rng.below(600)) * if count > 30 { 2 } else { 1 };
-    let hot_keys = rng.pick(&[0, 4]);
-    let plans = (0..clients).map(|client| PlayerPlan {
-        number: client as u32,
-        operations,
-        roles: kind
-            .iter()
-            .map(|&(kind, owner)| match kind {
-                0 if owner == client => Role::Keep,
-                0 => Role::Read,
-                1 if owner != client && (owner + 1) % clients != client => Role::Read,
-                _ => Role::Any,
-            })
-            .collect(),
-        flavours: rng
-            .pick(&[&[Flavour::Posted][..], &[Flavour::Loads], &[Flavour::Posted, Flavour::Loads]])
-            .to_vec(),
-        timeout: Duration::from_millis(rng.pick(&[5, 100, 5000, 5000])),
-        index_cache_bytes: [64, 64 << 20, 512, 64 << 10][(first_cache + client) % 4],
-        warms_up: rng.one_in(8),
-        depth: rng.pick(&[2, 8, 40]),
-        pipelined_percent: rng.pick(&[0, 0, 40, 90]),
-        // Whoever only reads goes on while the server stands between two stores. The first client writes.
-        gets_percent: if client == 0 { 50 } else { rng.pick(&[30, 60, 100, 100]) },
-        follow_percent: rng.pick(&[20, 50, 80]),
-        hot_keys,
-        turn_one_in,
-        sleep_one_in,
-    });
-    (hash_seed, plans.collect(), keys)
-}
-
-/// Bytes of the blocks in use, drawn so that keys move between classes or stay in theirs.
-fn draw_classes(rng: &mut Rng) -> Vec<usize> {
-    let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
-    let count = 1 + rng.below(6);
-    (0..count).map(|_| if rng.one_in(4) { rng.pick(&all) } else { rng.pick(&all[..6]) }).collect()
 }
