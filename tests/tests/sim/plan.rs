@@ -48,7 +48,7 @@ impl Plan {
             server_plan: ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) },
             preempt_one_in: match mood {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
-                Mood::Duel => rng.pick(&[1, 2]),
+                Mood::Duel => rng.pick(&[1, 4, 15, 40]),
                 Mood::Crowd => 0,
             },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
@@ -70,8 +70,8 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         burst_one_in: 0,
     };
     match mood {
-        Mood::Duel => calm,
-        Mood::Crowd => Weather { switch_one_in: 16, quick_percent: 30, late_steps_max: 500, burst_one_in: 20, ..calm },
+        Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
+        Mood::Crowd => Weather { switch_one_in: 16, late_steps_max: 20, ..calm },
         Mood::Storm => Weather {
             switch_one_in: rng.pick(&[1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
@@ -103,14 +103,18 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let keys = keys.map(|(bytes, kind)| Key { bytes, is_single_writer: is_single_writer(kind) }).collect();
     let operations = match mood {
         Mood::Storm => 200 + rng.below(400),
-        Mood::Duel => 200,
-        Mood::Crowd => 600,
+        Mood::Duel => 400,
+        Mood::Crowd => 1000,
     };
     let common = Common {
         operations,
         first_cache: rng.below(4) as usize,
-        turn_one_in: if mood == Mood::Crowd { 40 * clients as u64 } else { rng.pick(&[40, 200, 400]) },
-        sleep_one_in: if mood == Mood::Duel { 0 } else { rng.pick(&[0, 10, 30, 100]) },
+        turn_one_in: if mood == Mood::Crowd { rng.pick(&[60, 150]) } else { rng.pick(&[40, 200, 400]) },
+        sleep_one_in: match mood {
+            Mood::Storm => rng.pick(&[0, 10, 30, 100]),
+            Mood::Duel => rng.pick(&[0, 5, 20]),
+            Mood::Crowd => 10,
+        },
     };
     let players = (0..clients).map(|client| draw_player(rng, mood, client, clients, &kinds, &common)).collect();
     (hash_seed, players, keys)
@@ -149,14 +153,19 @@ fn draw_player(
         index_cache_bytes: [64, 64 << 20, 512, 64 << 10][(common.first_cache + client) % 4],
         warms_up: mood == Mood::Storm && rng.one_in(8),
         depth: rng.pick(&[2, 8, 40]),
-        pipelined_percent: if mood == Mood::Duel { 0 } else { rng.pick(&[0, 40, 90]) },
+        pipelined_percent: match mood {
+            Mood::Storm => rng.pick(&[0, 40, 90]),
+            Mood::Duel => 0,
+            Mood::Crowd => 90,
+        },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
             (Mood::Storm, 0) => 50,
             (Mood::Storm, _) => rng.pick(&[30, 60, 100]),
             (Mood::Duel, 0) => 10,
             (Mood::Duel, _) => rng.pick(&[60, 100, 100, 100]),
-            (Mood::Crowd, _) => rng.pick(&[10, 30]),
+            (Mood::Crowd, 0 | 1) => 10,
+            (Mood::Crowd, _) => 100,
         },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
@@ -165,7 +174,9 @@ fn draw_player(
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         turn_one_in: common.turn_one_in,
-        sleep_one_in: common.sleep_one_in,
+        // Those that write in a crowd do not rest.
+        sleep_one_in: if mood == Mood::Crowd && client < 2 { 0 } else { common.sleep_one_in },
+        sleep_steps_max: if mood == Mood::Crowd { 20_000 } else { rng.pick(&[100, 1000, 10_000]) },
     }
 }
 

@@ -89,6 +89,7 @@ pub(crate) struct PlayerPlan {
     pub(crate) turn_one_in: u64,
     /// Once in so many operations it sleeps.
     pub(crate) sleep_one_in: u64,
+    pub(crate) sleep_steps_max: u64,
 }
 
 impl PlayerPlan {
@@ -203,7 +204,7 @@ impl Player {
                 self.shared.is_growing.set(!self.shared.is_growing.get());
             }
             if self.rng.one_in(self.plan.sleep_one_in) {
-                let steps = self.rng.pick(&[10, 100, 1000, 1000, 10_000]);
+                let steps = self.rng.below(self.plan.sleep_steps_max + 1);
                 self.sleep(steps);
             }
             is_up = match self.rng.below(200) {

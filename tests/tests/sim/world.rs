@@ -242,7 +242,7 @@ impl<'a> World<'a> {
             Some(server) => {
                 server.run();
                 if self.rng.one_in(self.preempt_one_in) {
-                    let (gets, steps) = (self.rng.pick(&[1, 2, 4, 8]), self.rng.pick(&[50, 500, 2000]));
+                    let (gets, steps) = (self.rng.pick(&[1, 2, 8, 32]), self.rng.pick(&[50, 500, 4000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
                 }
