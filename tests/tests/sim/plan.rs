@@ -40,15 +40,15 @@ enum Mood {
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Storm, Mood::Duel, Mood::Crowd]);
+        let mood = rng.pick(&[Mood::Storm, Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
             weather: draw_weather(rng, mood),
-            server_plan: ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) },
+            server_plan: ServerPlan { hash_seed, idle_one_in: if is_storm { rng.pick(&[1, 1, 4, 50]) } else { 1 } },
             preempt_one_in: match mood {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
-                Mood::Duel => rng.pick(&[1, 4, 15, 40]),
+                Mood::Duel => rng.pick(&[4, 15]),
                 Mood::Crowd => 0,
             },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
@@ -93,7 +93,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
-    let first_kind = if mood == Mood::Crowd { 2 } else { 0 };
+    let first_kind = if mood == Mood::Storm { 0 } else { 2 };
     let kinds: Vec<(u64, usize)> = names
         .iter()
         .map(|_| (first_kind + rng.below(4 - first_kind), rng.below(clients as u64) as usize))
@@ -103,16 +103,20 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let keys = keys.map(|(bytes, kind)| Key { bytes, is_single_writer: is_single_writer(kind) }).collect();
     let operations = match mood {
         Mood::Storm => 200 + rng.below(400),
-        Mood::Duel => 400,
+        Mood::Duel => 600,
         Mood::Crowd => 1000,
     };
     let common = Common {
         operations,
         first_cache: rng.below(4) as usize,
-        turn_one_in: if mood == Mood::Crowd { rng.pick(&[60, 150]) } else { rng.pick(&[40, 200, 400]) },
+        turn_one_in: match mood {
+            Mood::Storm => rng.pick(&[40, 200, 400]),
+            Mood::Duel => 4,
+            Mood::Crowd => rng.pick(&[60, 150]),
+        },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
-            Mood::Duel => rng.pick(&[0, 5, 20]),
+            Mood::Duel => rng.pick(&[3, 10]),
             Mood::Crowd => 10,
         },
     };
@@ -174,8 +178,8 @@ fn draw_player(
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         turn_one_in: common.turn_one_in,
-        // Those that write in a crowd do not rest.
-        sleep_one_in: if mood == Mood::Crowd && client < 2 { 0 } else { common.sleep_one_in },
+        // Those that write do not rest, where much is to be written.
+        sleep_one_in: if mood != Mood::Storm && client < 2 { 0 } else { common.sleep_one_in },
         sleep_steps_max: if mood == Mood::Crowd { 20_000 } else { rng.pick(&[100, 1000, 10_000]) },
     }
 }
@@ -183,7 +187,7 @@ fn draw_player(
 /// Bytes of the blocks in use, drawn so that keys move between classes or stay in theirs.
 fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
     let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
-    let count = 1 + rng.below(6);
+    let count = 1 + rng.below(if mood == Mood::Duel { 2 } else { 6 });
     let size = |rng: &mut Rng| match mood {
         Mood::Storm if rng.one_in(4) => rng.pick(&all),
         _ => rng.pick(&all[..6]),

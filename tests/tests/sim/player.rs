@@ -200,7 +200,7 @@ impl Player {
         let mut is_up = true;
         while is_up && self.goes_on() {
             self.done += 1;
-            if self.rng.one_in(self.plan.turn_one_in) {
+            if !self.plan.is_reader() && self.rng.one_in(self.plan.turn_one_in) {
                 self.shared.is_growing.set(!self.shared.is_growing.get());
             }
             if self.rng.one_in(self.plan.sleep_one_in) {

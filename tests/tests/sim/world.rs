@@ -245,6 +245,12 @@ impl<'a> World<'a> {
                     let (gets, steps) = (self.rng.pick(&[1, 2, 8, 32]), self.rng.pick(&[50, 500, 4000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
+                    // The processor that it lost is somebody's now.
+                    for actor in &self.actors {
+                        if self.rng.one_in(2) {
+                            actor.sleep_until.set(now);
+                        }
+                    }
                 }
             }
         }
