@@ -180,7 +180,11 @@ fn draw_player(
         turn_one_in: common.turn_one_in,
         // Those that write do not rest, where much is to be written.
         sleep_one_in: if mood != Mood::Storm && client < 2 { 0 } else { common.sleep_one_in },
-        sleep_steps_max: if mood == Mood::Crowd { 20_000 } else { rng.pick(&[100, 1000, 10_000]) },
+        sleep_steps_max: match mood {
+            Mood::Storm => rng.pick(&[100, 1000, 10_000]),
+            Mood::Duel => rng.pick(&[1000, 10_000]),
+            Mood::Crowd => 20_000,
+        },
     }
 }
 

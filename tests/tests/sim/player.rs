@@ -315,9 +315,7 @@ impl Player {
     }
 
     fn take_completions(&mut self, line: &mut Line) -> bool {
-        if self.rng.one_in(4) {
-            pause();
-        }
+        pause();
         for _ in 0..self.rng.below(4) {
             match line.client.poll() {
                 Ok(Some(done)) => self.complete(done.ticket, done.outcome),
