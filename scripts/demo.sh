@@ -67,4 +67,8 @@ say "YCSB-B (95 % reads, 5 % updates, zipfian) for $seconds s"
 
 say "what the server counted (read from its memory, too)"
 "$bin/kv" stat
-say "done; the server is stopped now. Next: README.md"
+say "stopping the server"
+kill -TERM "$server_pid"
+wait "$server_pid"
+server_pid=
+say "done. Next: README.md"

@@ -94,6 +94,9 @@ pub struct DriveArgs {
 /// Arguments of `load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
+    /// The workload that the records are for: a, b, c, d or f. They all work on the same records.
+    #[arg(long, ignore_case = true, hide_possible_values = true, value_name = "a|b|c|d|f")]
+    pub(crate) workload: Option<Workload>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]
@@ -156,7 +159,7 @@ pub struct RunArgs {
 /// What the store is compared with, besides the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
-    /// DashMap<Vec<u8>, Vec<u8>> with xxh3 in this process, the value copied out.
+    /// `DashMap<Vec<u8>, Vec<u8>>` with xxh3 in this process, the value copied out.
     Dashmap,
 }
 
@@ -169,22 +172,29 @@ pub enum FloorPages {
     Ordinary,
 }
 
-/// A ratio that must be reached: `dashmap=1.0`.
+/// A ratio that must be reached: `dashmap=1.0`, or `floor-serial=0.8`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Required {
     /// Name of the peer.
     pub peer: String,
+    /// Whether it is meant for the serial slices.
+    pub serial: bool,
     /// Least ratio.
     pub ratio: f64,
 }
 
 fn parse_required(text: &str) -> Result<Required, String> {
+    const EXPECTED: &str = "expected a peer and a ratio, like dashmap=1.0 or floor-serial=0.8";
     let parts = text.split_once('=').and_then(|(peer, ratio)| Some((peer, ratio.parse::<f64>().ok()?)));
     match parts {
-        Some((peer @ ("dashmap" | "floor"), ratio)) if ratio.is_finite() => {
-            Ok(Required { peer: peer.into(), ratio })
+        Some((name, ratio)) if ratio.is_finite() => {
+            let (peer, serial) = name.strip_suffix("-serial").map_or((name, false), |peer| (peer, true));
+            match peer {
+                "dashmap" | "floor" => Ok(Required { peer: peer.into(), serial, ratio }),
+                _ => Err(EXPECTED.into()),
+            }
         }
-        _ => Err("expected a peer and a ratio, like dashmap=1.0 or floor=0.8".into()),
+        _ => Err(EXPECTED.into()),
     }
 }
 
@@ -217,7 +227,8 @@ pub struct CompareArgs {
     /// Rounds, at least 7.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "11")]
     pub(crate) rounds: u64,
-    /// Reads of each contender in each round, per thread.
+    /// Reads of each contender in each round, per thread; then as many again, each of which needs the value of the
+    /// one before (serial), so that the processor cannot overlap them.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "200k")]
     pub(crate) slice: u64,
     /// Measure PUT round trips too, beside the round trip of a cache line between two cores.
@@ -229,7 +240,8 @@ pub struct CompareArgs {
     /// Pages of the floor's memory.
     #[arg(long, default_value = "huge")]
     pub(crate) floor_pages: FloorPages,
-    /// End with exit code 4 if the ratio is smaller; may be given several times.
+    /// End with exit code 4 if the ratio is smaller; may be given several times. PEER is dashmap, floor,
+    /// dashmap-serial or floor-serial.
     #[arg(long, value_name = "PEER=RATIO", value_parser = parse_required)]
     pub(crate) require: Vec<Required>,
     /// All random numbers follow from it.
@@ -252,8 +264,12 @@ mod tests {
 
     #[test]
     fn ratios() {
-        assert_eq!(parse_required("dashmap=1.5"), Ok(Required { peer: "dashmap".into(), ratio: 1.5 }));
-        for bad in ["redis=1", "dashmap", "dashmap=", "dashmap=x", "floor=inf", "=1"] {
+        let required = |peer: &str, serial| Required { peer: peer.into(), serial, ratio: 1.5 };
+        assert_eq!(parse_required("dashmap=1.5"), Ok(required("dashmap", false)));
+        assert_eq!(parse_required("floor-serial=1.5"), Ok(required("floor", true)));
+        for bad in
+            ["redis=1", "dashmap", "dashmap=", "dashmap=x", "floor=inf", "=1", "serial=1", "redis-serial=1"]
+        {
             assert!(parse_required(bad).is_err(), "{bad}");
         }
     }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 /// A source of time. Statically dispatched; tests use [`FakeClock`].
 pub trait Clock: Clone + Send + Sync {
-    /// Ticks now, read before an operation: nothing of the operation starts earlier.
+    /// Ticks now, read before an operation: nothing of the operation starts earlier, and everything before it is
+    /// done.
     fn begin(&self) -> u64;
 
     /// Ticks now, read after an operation: all loads of the operation have completed.
@@ -119,6 +120,9 @@ mod tsc {
 
     #[inline]
     pub(super) fn begin() -> u64 {
+        // The counter alone may be read before earlier loads have completed, and their waiting would be charged to
+        // the operation.
+        fence();
         // SAFETY: `rdtsc` is part of every x86-64 processor, touches no memory, and user space may execute it:
         // otherwise the calibration at start would already have ended the process.
         let ticks = unsafe { _rdtsc() };

@@ -1,8 +1,6 @@
 //! The subcommands, from arguments to exit code.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Seek, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kv_client::Options;
 use kv_common::endpoint::Endpoint;
@@ -15,6 +13,7 @@ use crate::plan::{UsageError, as_run, fill, read_back};
 use crate::report::compare::CompareReport;
 use crate::report::json::RunJson;
 use crate::report::progress::Progress;
+use crate::report::sink::{JsonSink, tell};
 use crate::report::{Exit, Report, table, ycsb};
 use crate::runner::{RunPlan, RunResult, null_ns_per_op, run};
 use crate::store::dashmap::DashMapFactory;
@@ -40,6 +39,9 @@ pub enum CommandError {
         /// Why not.
         error: std::io::Error,
     },
+    /// The result cannot be printed.
+    #[error("cannot write to standard output: {0}")]
+    Stdout(std::io::Error),
     /// The store cannot be reached, or refuses.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -64,7 +66,7 @@ pub enum CommandError {
 impl CommandError {
     const fn exit(&self) -> Exit {
         match self {
-            Self::Usage(_) | Self::Json { .. } => Exit::Usage,
+            Self::Usage(_) | Self::Json { .. } | Self::Stdout(_) => Exit::Usage,
             Self::Store(error) => Exit::of_error(error),
             Self::Floor(_) | Self::Memory { .. } => Exit::Refused,
         }
@@ -79,7 +81,7 @@ pub fn main(cli: &Cli) -> Exit {
         Command::Compare(args) => compare_all(args),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("kv-bench: {error}");
+        tell(format_args!("kv-bench: {error}"));
         error.exit()
     })
 }
@@ -118,43 +120,6 @@ fn check_memory(what: &'static str, copies: u64, plan: &RunPlan) -> Result<(), C
             Err(CommandError::Memory { what, needed_bytes, available_bytes })
         }
         _ => Ok(()),
-    }
-}
-
-/// Where the JSON goes. Opened before the run, so that a run of an hour does not end with a path that is not there.
-#[derive(Debug, Default)]
-struct JsonSink {
-    file: Option<(PathBuf, File)>,
-    to_stdout: bool,
-}
-
-impl JsonSink {
-    fn open(path: Option<&Path>) -> Result<Self, CommandError> {
-        match path {
-            None => Ok(Self::default()),
-            Some(path) if path == Path::new("-") => Ok(Self { file: None, to_stdout: true }),
-            Some(path) => {
-                // An old result stays until there is a new one.
-                let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-                let file = opened.map_err(|error| CommandError::Json { path: path.into(), error })?;
-                Ok(Self { file: Some((path.into(), file)), to_stdout: false })
-            }
-        }
-    }
-
-    /// Prints `text` for people unless standard output is for the JSON, and writes the JSON.
-    fn deliver(self, text: &str, json: &RunJson) -> Result<(), CommandError> {
-        if self.to_stdout {
-            print!("{}", json.to_text());
-            return Ok(());
-        }
-        print!("{text}");
-        let Some((path, mut file)) = self.file else { return Ok(()) };
-        let written = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| file.write_all(json.to_text().as_bytes()));
-        written.map_err(|error| CommandError::Json { path, error })
     }
 }
 
@@ -280,7 +245,7 @@ fn compare_with<F: Factory>(
     let floor = FloorFactory::new(workload.records, workload.keys, plan.shape.value_bytes(), huge)
         .map_err(CommandError::Floor)?;
     let result = compare::compare((store, ("dashmap", &peer), &floor), plan, &clock, &mut |what| {
-        eprintln!("compare: {what}");
+        tell(format_args!("compare: {what}"));
     })?;
     let mut facts = store.facts();
     facts.extend(floor.facts());
@@ -301,10 +266,11 @@ fn compare_with<F: Factory>(
 /// Whether all required ratios were reached.
 fn limits(report: &CompareReport<'_>, required: &[Required]) -> Exit {
     let mut exit = Exit::Done;
-    for Required { peer, ratio } in required {
-        let found = report.ratio(peer).unwrap_or(0.0);
+    for Required { peer, serial, ratio } in required {
+        let found = report.ratio(peer, *serial).unwrap_or(0.0);
         if found < *ratio {
-            eprintln!("kv-bench: store / {peer} is {found:.3}, below the required {ratio}");
+            let how = if *serial { ", serial," } else { "" };
+            tell(format_args!("kv-bench: store / {peer}{how} is {found:.3}, below the required {ratio}"));
             exit = Exit::Refused;
         }
     }

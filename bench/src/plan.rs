@@ -27,9 +27,9 @@ const DEPTH_MAX: u64 = kv_client::CLIENT_OPERATIONS_MAX as u64;
 const BATCH_MAX: u64 = 1024;
 const ROUNDS_MIN: u64 = 7;
 const ROUNDS_MAX: u64 = 10_000;
-/// A slice and the untimed reads before it come out of one chunk of a trace.
+/// Two slices and the untimed reads before them come out of one chunk of a trace.
 const SLICE_MIN: u64 = 1000;
-const SLICE_MAX: u64 = 900_000;
+const SLICE_MAX: u64 = 400_000;
 /// PUTs in each round of a comparison.
 const PUTS_PER_ROUND: usize = 20_000;
 /// Operations in flight per thread while records are stored that are not measured.
@@ -133,6 +133,9 @@ impl LoadArgs {
     /// # Errors
     /// Arguments that make no sense.
     pub fn plan(&self) -> Result<RunPlan, UsageError> {
+        if self.workload.is_some_and(|workload| workload.mix().is_none()) {
+            return Err(UsageError::Scans);
+        }
         let workload = workload_plan(&self.records, "load", Mix::INSERTS)?;
         base_plan(&self.records, &self.drive, workload)
     }

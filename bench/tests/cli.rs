@@ -2,12 +2,14 @@
 
 use std::process::{Command, Output};
 
+fn command(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-bench"));
+    command.args(line.split_whitespace()).env_remove("KV_URL");
+    command
+}
+
 fn bench(line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kv-bench"))
-        .args(line.split_whitespace())
-        .env_remove("KV_URL")
-        .output()
-        .expect("the binary was built for this test")
+    command(line).output().expect("the binary was built for this test")
 }
 
 fn json(line: &str) -> serde_json::Value {
@@ -131,6 +133,53 @@ fn json_goes_to_a_file_and_replaces_what_was_there() {
 }
 
 #[test]
+fn a_full_standard_output_is_an_error_and_the_file_is_written_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.json");
+    for json in ["-", path.to_str().unwrap()] {
+        let line = format!("run --url mem:null --workload c --operationcount 10 --json {json}");
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = command(&line).stdout(full).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{json}: {errors}");
+        assert!(errors.contains("cannot write to standard output"), "{json}: {errors}");
+    }
+    let found: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(found["operations"], 10);
+}
+
+#[test]
+fn a_full_standard_error_does_not_end_the_run() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let line = "run --url mem:null --workload c --operationcount 10";
+    assert_eq!(command(line).stderr(full).output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn a_full_disk_still_shows_the_table() {
+    let output = bench("run --url mem:null --workload c --operationcount 10 --json /dev/full");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/dev/full"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("[OVERALL], Throughput(ops/sec), "));
+}
+
+#[test]
+fn without_a_server_the_json_file_is_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (new, old) = (dir.path().join("new.json"), dir.path().join("old.json"));
+    std::fs::write(&old, "an old result").unwrap();
+    for command in ["run --workload c", "load", "compare"] {
+        for path in [&new, &old] {
+            let url = format!("kv+shm://{}/kv.sock", dir.path().display());
+            let output = bench(&format!("{command} --url {url} --json {}", path.display()));
+            assert_eq!(output.status.code(), Some(3), "{command}");
+        }
+        assert!(!new.exists(), "{command}");
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "an old result", "{command}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_into_memory_is_refused() {
     let huge = "--url mem:dashmap --recordcount 1G --value-size 1MiB";
     for line in [format!("run --workload c {huge}"), format!("compare {huge}"), format!("load {huge}")] {
@@ -138,5 +187,17 @@ fn what_does_not_fit_into_memory_is_refused() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{line}: {errors}");
         assert!(errors.contains("--recordcount"), "{errors}");
+    }
+}
+
+#[test]
+fn no_server_is_exit_code_3() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("kv+shm://{}/kv.sock", dir.path().display());
+    for command in ["run --workload c", "load", "compare"] {
+        let output = bench(&format!("{command} --url {url}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{command}: {errors}");
+        assert!(errors.contains(&url), "{command}: {errors}");
     }
 }

@@ -10,9 +10,9 @@
 //! ```
 
 use kv_common::hash::KeyHash;
-use kv_common::layout::{Header, LINE_BYTES, LINE_SLOTS, LineNumber, Slot};
+use kv_common::layout::{Header, LINE_BYTES, LINE_WORDS, LineNumber, Slot};
 use kv_common::limits::OVERFLOW_CHAIN_MAX;
-use kv_common::probe::{Matches, line_slots};
+use kv_common::probe::{Matches, first_match};
 use kv_common::region::prefetch_line;
 use kv_common::wire::IndexHint;
 use memmap2::{Advice, MmapMut, MmapOptions};
@@ -21,8 +21,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, align(64))]
 struct Entry {
-    tag: u64,
-    slots: [u64; LINE_SLOTS],
+    /// The tag, then the slots: where a line has its header, an entry has its tag.
+    words: [u64; LINE_WORDS],
+}
+
+impl Entry {
+    #[inline]
+    fn tag(&self) -> u64 {
+        self.words[0]
+    }
+
+    fn slots_mut(&mut self) -> &mut [u64] {
+        &mut self.words[1..]
+    }
 }
 
 const LINE_BITS: u32 = 40;
@@ -77,22 +88,37 @@ impl IndexCache {
         }
     }
 
-    /// Slots that match, in the cached lines of a home: the window and its overflow lines.
+    /// The first slot that matches in the cached lines of a home's window: nearly always the one.
     #[inline]
+    pub(crate) fn first_in_window(&self, home: LineNumber, hash: KeyHash) -> Option<Slot> {
+        let (lines, is_present) = self.window(home);
+        first_match(lines.map(|entry| &entry.words), is_present, hash.fingerprint())
+    }
+
+    /// All slots that match, in the cached lines of a home: the window and its overflow lines.
     pub(crate) fn find(&self, home: LineNumber, hash: KeyHash) -> Matches {
-        let entries = self.entries();
-        let first = &entries[self.position(home)];
-        let second = &entries[self.position(home.next())];
-        prefetch_line(second);
-        let (mask, fingerprint) = (self.tag_mask(), hash.fingerprint());
-        let has_first = first.tag & mask == self.tag(home);
-        let has_second = second.tag & mask == self.tag(home.next());
+        let ([first, second], is_present) = self.window(home);
+        let fingerprint = hash.fingerprint();
         let mut matches = Matches::none();
-        matches.add_window([&first.slots, &second.slots], [has_first, has_second], fingerprint);
-        if has_first && matches.is_empty() && first.tag >> 48 != 0 {
-            self.find_overflow(home, (first.tag >> 48) as u16, fingerprint, &mut matches);
+        for (line, is_present) in [first, second].into_iter().zip(is_present) {
+            if is_present {
+                matches.add_line(&line.words, fingerprint);
+            }
+        }
+        if is_present[0] && matches.is_empty() && first.tag() >> 48 != 0 {
+            self.find_overflow(home, (first.tag() >> 48) as u16, fingerprint, &mut matches);
         }
         matches
+    }
+
+    /// The entries of a window, and which of them hold its lines.
+    #[inline]
+    fn window(&self, home: LineNumber) -> ([&Entry; 2], [bool; 2]) {
+        let entries = self.entries();
+        let lines = [&entries[self.position(home)], &entries[self.position(home.next())]];
+        prefetch_line(lines[1]);
+        let is_present = |entry: &Entry, line| entry.tag() & self.tag_mask() == self.tag(line);
+        (lines, [is_present(lines[0], home), is_present(lines[1], home.next())])
     }
 
     #[cold]
@@ -103,11 +129,11 @@ impl IndexCache {
             }
             let line = home.sibling(next);
             let entry = &self.entries()[self.position(line)];
-            if entry.tag & self.tag_mask() != self.tag(line) {
+            if entry.tag() & self.tag_mask() != self.tag(line) {
                 return;
             }
-            matches.add_line(&entry.slots, fingerprint);
-            next = (entry.tag >> 48) as u16;
+            matches.add_line(&entry.words, fingerprint);
+            next = (entry.tag() >> 48) as u16;
         }
     }
 
@@ -123,7 +149,9 @@ impl IndexCache {
     pub(crate) fn keep(&mut self, line: LineNumber, words: &[u64]) {
         let tag = self.tag(line) | (Header(words[0]).next() as u64) << 48;
         let position = self.position(line);
-        self.entries_mut()[position] = Entry { tag, slots: *line_slots(words) };
+        let entry = &mut self.entries_mut()[position];
+        entry.words = *kv_common::probe::line(words);
+        entry.words[0] = tag;
     }
 
     /// Follows a write of this client, if the line is here and the hint is no older than the cache.
@@ -134,8 +162,8 @@ impl IndexCache {
         let (tag, mask) = (self.tag(hint.line), self.tag_mask());
         let position = self.position(hint.line);
         let entry = &mut self.entries_mut()[position];
-        if entry.tag & mask == tag {
-            entry.slots[hint.slot_index as usize] = hint.slot.0;
+        if entry.tag() & mask == tag {
+            entry.slots_mut()[hint.slot_index as usize] = hint.slot.0;
         }
     }
 
@@ -145,8 +173,12 @@ impl IndexCache {
             let (tag, mask) = (self.tag(line), self.tag_mask());
             let position = self.position(line);
             let entry = &mut self.entries_mut()[position];
-            if entry.tag & mask == tag {
-                entry.slots.iter_mut().filter(|cached| **cached == slot.0).for_each(|cached| *cached = 0);
+            if entry.tag() & mask == tag {
+                entry
+                    .slots_mut()
+                    .iter_mut()
+                    .filter(|cached| **cached == slot.0)
+                    .for_each(|cached| *cached = 0);
             }
         }
     }
@@ -197,7 +229,7 @@ fn allocate(bytes: usize) -> std::io::Result<(MmapMut, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_common::layout::{HOME_LINES, LINE_WORDS, Place, Span};
+    use kv_common::layout::{HOME_LINES, Place, Span};
 
     fn line(next: u16, slots: &[(usize, Slot)]) -> Vec<u64> {
         let mut words = vec![0; LINE_WORDS];

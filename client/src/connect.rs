@@ -1,16 +1,18 @@
 //! Connecting: from a URL to a client whose server was seen to serve a table.
 
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kv_common::endpoint::Endpoint;
-use kv_common::hello::{Answer, Descriptor, WELCOME_DESCRIPTORS, Welcome};
+use kv_common::endpoint::{self, Endpoint};
+use kv_common::hello::{Answer, Descriptor, HelloRefusal, WELCOME_DESCRIPTORS, Welcome};
 use kv_common::layout::superblock;
 use kv_common::limits::TIMEOUT_MAX_NS;
 use kv_common::transport::Transport;
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::client::ShmTransport;
+use kv_common::transport::shm::credentials::PeerCredentials;
 use kv_common::transport::shm::doorbell::Doorbell;
 use kv_common::transport::shm::{hello, mapping, socket};
 
@@ -24,8 +26,10 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
     let endpoint = Endpoint::parse(url)
         .map_err(|error| Error::Url { url: url.to_owned(), reason: error.to_string() })?;
     let Endpoint::Shm { socket } = &endpoint;
-    let failed = |reason: String| Error::Connect { endpoint: endpoint.to_string(), reason };
-    let (welcome, transport) = connect_shm(socket, options).map_err(failed)?;
+    let (welcome, transport) = connect_shm(socket, options).map_err(|why| match why {
+        NoConnection::Failed(reason) => Error::Connect { endpoint: endpoint.to_string(), reason },
+        NoConnection::Refused(refusal) => Error::NotAdmitted { endpoint: endpoint.to_string(), refusal },
+    })?;
     let promise = Promise {
         session: welcome.session,
         region_words: (welcome.region_bytes / 8) as usize,
@@ -40,35 +44,64 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
     Ok(client)
 }
 
+enum NoConnection {
+    Failed(String),
+    Refused(HelloRefusal),
+}
+
+impl<E: std::error::Error> From<E> for NoConnection {
+    fn from(error: E) -> NoConnection {
+        NoConnection::Failed(error.to_string())
+    }
+}
+
 /// Hello, answer, and the memory that came with it.
-fn connect_shm(path: &Path, options: &Options) -> Result<(Welcome, ShmTransport), String> {
+fn connect_shm(path: &Path, options: &Options) -> Result<(Welcome, ShmTransport), NoConnection> {
     let deadline = Instant::now() + options.timeout.min(Duration::from_nanos(TIMEOUT_MAX_NS));
-    let stream = socket::connect(path, deadline).map_err(|error| error.to_string())?;
+    let stream = socket::connect(path, deadline)?;
+    check_default_socket(path, &stream)?;
     let hello = kv_common::hello::Hello::ours().encode();
     // A server that does not want this client may answer and close before it was asked: its reason counts for more
     // than the failure to send.
     let sent = hello::send_hello(&stream, &hello, &[], deadline);
     let answer = match (hello::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline), sent) {
         (Ok(answer), _) => answer,
-        (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.to_string()),
+        (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.into()),
     };
     let welcome = match Answer::decode(&answer.bytes) {
         Ok(Answer::Welcome(welcome)) => welcome,
-        Ok(Answer::Refused(refusal)) => return Err(format!("the server refused the connection: {refusal}")),
-        Err(error) => return Err(error.to_string()),
+        Ok(Answer::Refused(refusal)) => return Err(NoConnection::Refused(refusal)),
+        Err(error) => return Err(error.into()),
     };
     let descriptors = answer.descriptors;
     if descriptors.len() != WELCOME_DESCRIPTORS {
         let found = descriptors.len();
-        return Err(format!("the server sent {found} descriptors, {WELCOME_DESCRIPTORS} are needed"));
+        let reason = format!("the server sent {found} descriptors, {WELCOME_DESCRIPTORS} are needed");
+        return Err(NoConnection::Failed(reason));
     }
     let region = descriptors[Descriptor::Region as usize].as_fd();
-    let region = mapping::map_region(region, welcome.region_bytes).map_err(|error| error.to_string())?;
-    let layout =
-        ChannelLayout::new(welcome.ring_bytes, welcome.staging_bytes).map_err(|error| error.to_string())?;
+    let region = mapping::map_region(region, welcome.region_bytes)?;
+    let layout = ChannelLayout::new(welcome.ring_bytes, welcome.staging_bytes)?;
     let channel = descriptors[Descriptor::Channel as usize].as_fd();
-    let channel = mapping::map_channel(channel, layout.len_bytes()).map_err(|error| error.to_string())?;
+    let channel = mapping::map_channel(channel, layout.len_bytes())?;
     Ok((welcome, ShmTransport::new(region, layout.client_end(&channel), Doorbell::new(stream))))
+}
+
+/// The default socket may lie in a directory where anybody can put one: keys and values are for a server of this user,
+/// or of root. Who names a socket is taken at their word.
+fn check_default_socket(path: &Path, stream: &UnixStream) -> Result<(), NoConnection> {
+    if path != endpoint::default_socket() {
+        return Ok(());
+    }
+    let (own, found) = (rustix::process::geteuid().as_raw(), PeerCredentials::of(stream.as_fd())?.uid);
+    if found == own || found == 0 {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(NoConnection::Failed(format!(
+        "the default socket {path} is served by user {found}, not by this user ({own}) or root; name the socket in the \
+         URL if that is meant"
+    )))
 }
 
 /// What is known of a connection before anything was read over it.

@@ -1,5 +1,6 @@
 //! Everything that can go wrong, with what was expected, what was found, and the remedy.
 
+use kv_common::hello::HelloRefusal;
 use kv_common::limits::KEY_MAX_BYTES;
 use kv_common::probe::IdentityError;
 use kv_common::transport::Broken;
@@ -34,13 +35,21 @@ pub enum Error {
         /// What is wrong with it, and what is right.
         reason: String,
     },
-    /// No connection: the server is not there, silent, or did not want it.
+    /// No connection: the server is not there, or silent, or no server.
     #[error("no connection to {endpoint}: {reason}")]
     Connect {
         /// Where.
         endpoint: String,
         /// Why, and the remedy.
         reason: String,
+    },
+    /// There is a server and it does not take this client.
+    #[error("the server at {endpoint} refused the connection: {refusal}")]
+    NotAdmitted {
+        /// Where.
+        endpoint: String,
+        /// Its reason.
+        refusal: HelloRefusal,
     },
     /// The region is not one that this library can read.
     #[error("the server's region cannot be read: {0}")]

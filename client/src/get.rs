@@ -79,6 +79,8 @@ pub(crate) struct Get {
     lookup_started_ns: u64,
     attempts: u32,
     refreshes: u32,
+    /// The index cache was asked; it counts once per GET.
+    is_counted: bool,
 }
 
 impl Get {
@@ -97,18 +99,21 @@ impl Get {
             lookup_started_ns: 0,
             attempts: 0,
             refreshes: 0,
+            is_counted: false,
         }
     }
 
-    /// A GET whose first match in the index cache has been read; go on with those words.
+    /// A GET whose first match in the index cache, `slot`, has been read; go on with those words. `matches` is what the
+    /// cache has now.
     pub(crate) fn at_cached_block(
         hash: KeyHash,
         home: LineNumber,
+        slot: Slot,
         matches: Matches,
         place_epoch: u64,
     ) -> Get {
-        let phase = Phase::Block { slot: matches.slots()[0], is_cached: true };
-        Get { home, phase, matches, tried: 1, place_epoch, ..Get::new(hash) }
+        let phase = Phase::Block { slot, is_cached: true };
+        Get { home, phase, matches, tried: 1, place_epoch, is_counted: true, ..Get::new(hash) }
     }
 
     /// Begins, or begins again with a new directory.
@@ -119,6 +124,9 @@ impl Get {
             cx.cache.restart(cx.place_epoch);
         }
         self.matches = cx.cache.find(self.home, self.hash);
+        if !std::mem::replace(&mut self.is_counted, true) {
+            cx.stats.index_cache_lookups += 1;
+        }
         if self.matches.is_empty() {
             if mutant(Mutant::BelieveCachedMiss) {
                 return Action::Absent;

@@ -40,6 +40,7 @@ use std::time::Duration;
 
 pub use driver::WarmUp;
 pub use error::Error;
+pub use kv_common::hello::HelloRefusal;
 pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use kv_common::transport::Broken;
 pub use kv_common::wire::Refusal;
@@ -49,6 +50,7 @@ pub use stats::Stats;
 
 use driver::{Driver, GetNow, check_value};
 use fork::ForkGuard;
+use kv_common::hash::KeyHash;
 use op::Write;
 use transport::AnyTransport;
 
@@ -77,6 +79,13 @@ pub struct Client {
     fork: ForkGuard,
     connection: Connection,
 }
+
+// A client may be handed to another thread. (The simulated fabric of the tests stays on one.)
+#[cfg(not(feature = "adversary"))]
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Client>();
+};
 
 /// What a client is connected to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,8 +116,9 @@ impl Client {
     /// Connects to the server that `url` names: `kv+shm:///path/of/socket`, or the path of a socket.
     ///
     /// # Errors
-    /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it does not want this
-    /// client (not there, not permitted, another protocol version, silent), [`Error::Identity`] if what it serves is
+    /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it is silent,
+    /// [`Error::NotAdmitted`] if it does not take this client (not permitted, too many clients, another protocol
+    /// version), [`Error::Identity`] if what it serves is
     /// no table that this library reads.
     pub fn connect(url: &str) -> Result<Client, Error> {
         Client::connect_with(url, &Options::default())
@@ -130,7 +140,8 @@ impl Client {
     /// The value of `key`, or `None` if it is absent.
     ///
     /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`].
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`], [`Error::TooManyInFlight`] (as
+    /// every call, if that many were submitted and not taken).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Error> {
         self.get_with(key, |bytes, version| Value { bytes: bytes.to_vec(), version })
     }
@@ -200,18 +211,19 @@ impl Client {
         mut visit: impl FnMut(usize, Result<Option<(&[u8], Version)>, Error>),
     ) {
         const AHEAD: usize = 16;
-        let is_usable = |client: &Client, key: &K| client.check(key.as_ref()).is_ok();
         for (batch_index, batch) in keys.chunks(AHEAD).enumerate() {
-            for key in batch.iter().filter(|key| is_usable(self, key)) {
-                self.driver.prefetch_lines(key.as_ref());
+            let place_epoch = self.driver.cache.place_epoch();
+            let mut probes = [(KeyHash(0), None); AHEAD];
+            for ((hash, _), key) in probes.iter_mut().zip(batch) {
+                *hash = self.driver.prefetch_lines(key.as_ref());
             }
-            for key in batch.iter().filter(|key| is_usable(self, key)) {
-                self.driver.prefetch_block(key.as_ref());
+            for (hash, slot) in &mut probes[..batch.len()] {
+                *slot = self.driver.prefetch_block(*hash);
             }
-            for (i, key) in batch.iter().enumerate() {
+            for (i, (key, &(hash, slot))) in batch.iter().zip(&probes).enumerate() {
                 let index = batch_index * AHEAD + i;
                 let key = key.as_ref();
-                let found = self.check(key).and_then(|()| self.driver.get_now(key));
+                let found = self.check(key).and_then(|()| self.driver.get_at(key, hash, slot, place_epoch));
                 match found {
                     Ok(GetNow::Found { version, value }) => {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));

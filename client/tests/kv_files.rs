@@ -28,7 +28,7 @@ fn some_files() -> Vec<(&'static OsStr, Vec<u8>)> {
     ]
 }
 
-fn args<'a>(command: &'a str, dir: &'a Path, more: &[&'a str]) -> Vec<&'a OsStr> {
+fn args<'a>(command: &'a str, dir: &'a Path, more: &'a [&'a str]) -> Vec<&'a OsStr> {
     let more = more.iter().map(OsStr::new);
     [OsStr::new(command), dir.as_os_str()].into_iter().chain(more).collect()
 }
@@ -129,7 +129,7 @@ fn files_beyond_the_limits_are_refused_or_left_out_on_request() {
         );
         ran.assert(4, "key of 1254 bytes (at most 1024)");
         assert!(
-            ran.text().starts_with("1 files") && ran.text().contains("0 failed, 2 too large"),
+            ran.text().contains("1 files") && ran.text().contains("0 failed, 2 too large"),
             "{}",
             ran.text()
         );
@@ -172,6 +172,6 @@ fn an_empty_directory_is_done_at_once() {
     for command in ["load", "verify"] {
         let ran = store.kv(&args(command, &dir, &[]));
         ran.assert(0, "");
-        assert!(ran.text().starts_with("0 files"), "{}", ran.text());
+        assert!(ran.text().contains("0 files"), "{}", ran.text());
     }
 }

@@ -104,12 +104,11 @@ pub fn judge(words: &[u64], key: &[u8], place: Place, table_id: u64) -> Verdict 
     if end > bytes.len() || lengths.flags != 0 {
         return Verdict::Torn;
     }
-    let is_whole =
-        || mutant(Mutant::SkipCheck) || check(&bytes[16..end], version, place, table_id) == words[1];
+    let is_whole = mutant(Mutant::SkipCheck) || check(&bytes[16..end], version, place, table_id) == words[1];
     if !is_key(&bytes[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + lengths.key_bytes as usize], key) {
-        return if is_whole() { Verdict::OtherKey } else { Verdict::Torn };
+        return if is_whole { Verdict::OtherKey } else { Verdict::Torn };
     }
-    if !is_whole() {
+    if !is_whole {
         return Verdict::Torn;
     }
     Verdict::Found { version, value: BLOCK_HEADER_BYTES + lengths.key_bytes as usize..end }

@@ -48,8 +48,8 @@ pub const CLIENT_OPERATIONS_MAX: usize = 4096;
 /// Bytes of a ring or a staging area, at most: a client maps what the server announces, and no more than this.
 pub const CHANNEL_MAX_BYTES: u64 = 64 << 20;
 
-/// Peers that may be between connect and hello at once, each of which costs the server a descriptor. More wait in the
-/// kernel's queue.
+/// Peers that may be between connect and hello at once, each of which costs the server a descriptor. For one more, the
+/// user who has the most of them loses the oldest.
 pub const HANDSHAKES_MAX: usize = 256;
 
 /// Replies and completed READs that a client takes before it looks at its deadlines again.
@@ -67,7 +67,7 @@ pub const LEASE_NS: u64 = 1_000_000_000;
 /// How long an operation may take unless the user says otherwise.
 pub const OPERATION_TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// How long a handshake may take; a peer that is silent longer is dropped.
+/// How long a handshake may take; a peer that is silent longer is dropped, or sooner if its place is needed.
 pub const HANDSHAKE_TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// Versions reserved in the superblock ahead of their use, so that no version is used twice after a crash.

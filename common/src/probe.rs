@@ -1,9 +1,11 @@
 //! Where to look for a key, and what the index lines that a READ brought say about it.
 
+use wide::{i64x4, u64x4};
+
 use crate::hash::KeyHash;
 use crate::layout::{
-    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_SLOTS, LINE_WORDS, LineNumber, MAGIC,
-    SEGMENT_BYTES, SEGMENT_LINES, SEGMENT_WORDS, Slot, WINDOW_WORDS, superblock,
+    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_WORDS, LineNumber, MAGIC, SEGMENT_BYTES,
+    SEGMENT_LINES, SEGMENT_WORDS, Slot, WINDOW_WORDS, superblock,
 };
 use crate::limits::{GRACE_NS, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES};
 
@@ -173,27 +175,12 @@ impl Matches {
         Matches { slots: [Slot::EMPTY; Matches::CAPACITY], found: 0 }
     }
 
-    /// Adds the slots of a line (its words after the header) that carry `fingerprint`.
+    /// Adds the slots of a line of 8 words that carry `fingerprint`.
     #[inline]
-    pub fn add_line(&mut self, slots: &[u64; LINE_SLOTS], fingerprint: u16) {
-        let mut mask = match_mask(slots, fingerprint);
+    pub fn add_line(&mut self, line: &[u64; LINE_WORDS], fingerprint: u16) {
+        let mut mask = match_mask(line, fingerprint);
         while mask != 0 {
-            self.add(Slot(slots[mask.trailing_zeros() as usize]));
-            mask &= mask - 1;
-        }
-    }
-
-    /// The same for the two lines of a window, of those that are present. One mask for both: which of the two lines a
-    /// key is in is as good as random, and a branch on it would be mispredicted half of the time.
-    #[inline]
-    pub fn add_window(&mut self, lines: [&[u64; LINE_SLOTS]; 2], is_present: [bool; 2], fingerprint: u16) {
-        let of_line =
-            |i: usize| match_mask(lines[i], fingerprint) & 0u32.wrapping_sub(u32::from(is_present[i]));
-        let mut mask = of_line(0) | of_line(1) << LINE_SLOTS;
-        while mask != 0 {
-            let at = mask.trailing_zeros() as usize;
-            let is_second = usize::from(at >= LINE_SLOTS);
-            self.add(Slot(lines[is_second][at - LINE_SLOTS * is_second]));
+            self.add(Slot(line[mask.trailing_zeros() as usize]));
             mask &= mask - 1;
         }
     }
@@ -219,14 +206,29 @@ impl Matches {
     }
 }
 
-/// Bit `i`: slot `i` carries the fingerprint.
+/// Bit `i`: word `i` of the line is a slot that carries the fingerprint. Bit 0, the header's, is never set.
 #[inline]
-fn match_mask(slots: &[u64; LINE_SLOTS], fingerprint: u16) -> u32 {
-    let mut mask = 0;
-    for (i, &slot) in slots.iter().enumerate() {
-        mask |= u32::from((slot >> 48) as u16 == fingerprint) << i;
+fn match_mask(line: &[u64; LINE_WORDS], fingerprint: u16) -> u32 {
+    let wanted = u64x4::splat(u64::from(fingerprint));
+    let half = |i: usize| {
+        let words = u64x4::new([line[i], line[i + 1], line[i + 2], line[i + 3]]);
+        let equal = (words >> 48u64).cmp_eq(wanted);
+        i64x4::from(equal.to_array().map(|lane| lane as i64)).move_mask() as u32
+    };
+    (half(0) | half(4) << 4) & !1
+}
+
+/// The first slot of two lines, of those that are present, that carries `fingerprint`. One mask for both: which of the
+/// two a key is in is as good as random, and a branch on it would be mispredicted half of the time.
+#[inline]
+pub fn first_match(lines: [&[u64; LINE_WORDS]; 2], is_present: [bool; 2], fingerprint: u16) -> Option<Slot> {
+    let of_line = |i: usize| match_mask(lines[i], fingerprint) & 0u32.wrapping_sub(u32::from(is_present[i]));
+    let mask = of_line(0) | of_line(1) << LINE_WORDS;
+    if mask == 0 {
+        return None;
     }
-    mask
+    let at = mask.trailing_zeros() as usize;
+    Some(Slot(lines[at / LINE_WORDS][at % LINE_WORDS]))
 }
 
 /// What lines that were read say about a key whose fingerprint is in none or some of their slots.
@@ -253,8 +255,8 @@ pub fn judge_window(words: &[u64], hash: KeyHash, matches: &mut Matches) -> Line
     if !home.answers_for(hash) || !next.answers_for(hash) || home.is_overflow() || next.is_overflow() {
         return LineState::StaleDirectory;
     }
-    let lines = [line_slots(&words[..LINE_WORDS]), line_slots(&words[LINE_WORDS..])];
-    matches.add_window(lines, [true, true], hash.fingerprint());
+    matches.add_line(line(&words[..LINE_WORDS]), hash.fingerprint());
+    matches.add_line(line(&words[LINE_WORDS..]), hash.fingerprint());
     answers(home, home.is_moving() || next.is_moving())
 }
 
@@ -265,14 +267,14 @@ pub fn judge_overflow(words: &[u64], home: u16, hash: KeyHash, matches: &mut Mat
     if !header.is_overflow() || header.home_of_overflow() != home || !header.answers_for(hash) {
         return LineState::Reused;
     }
-    matches.add_line(line_slots(words), hash.fingerprint());
+    matches.add_line(line(words), hash.fingerprint());
     answers(header, header.is_moving())
 }
 
-/// The slots of a line of 8 words.
+/// Words that are known to be a line.
 #[inline]
-pub fn line_slots(line: &[u64]) -> &[u64; LINE_SLOTS] {
-    line[1..LINE_WORDS].try_into().expect("a line has a header and seven slots")
+pub fn line(words: &[u64]) -> &[u64; LINE_WORDS] {
+    words.try_into().expect("a line has a header and seven slots")
 }
 
 /// What a header that answers for the hash leads to. A `next` that is no overflow line's number comes from no server;

@@ -40,8 +40,9 @@ impl ReadWords {
     ///
     /// # Safety
     /// `base` must be aligned to 8 and valid for reads of `len_bytes` bytes for as long as `owner` lives, and every
-    /// access to that memory by this process, through whatever mapping, must be an atomic one of 8 aligned bytes
-    /// (4-byte futex words, which are never accessed otherwise, apart).
+    /// access to that memory by this process, through whatever mapping, must be an atomic one of 8 aligned bytes. The one
+    /// exception are futex words of 4 bytes: this process stores to one before it lets anybody load it, and concurrent
+    /// loads of different sizes are no race.
     #[cfg(not(loom))]
     pub unsafe fn from_raw(base: *mut u8, len_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> ReadWords {
         assert!((base as usize).is_multiple_of(WORD_BYTES), "shared memory must be aligned to words");

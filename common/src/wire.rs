@@ -373,8 +373,8 @@ pub enum Refusal {
     },
     /// No segment is free for a block of this size, and none of its class has room.
     #[error(
-        "region full: no room for a block of {block_bytes} bytes, {free_segments} segments free; delete keys of this \
-         size or start the server with more --memory"
+        "region full: no block of {block_bytes} bytes is free, and {free_segments} segments; segments that hold blocks \
+         of other sizes keep them; delete keys of this size or start the server with more --memory"
     )]
     RegionFull {
         /// Bytes of a block of the class.

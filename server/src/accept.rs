@@ -1,9 +1,9 @@
 //! The accept thread: new peers, their handshakes, the superblock's clock, and a line about what happened.
 //!
 //! Peers that have not said their hello are served side by side; none waits for another, and each has until its
-//! deadline.
+//! deadline, or until its place is needed: then the user who takes most places loses the oldest of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -58,7 +58,8 @@ pub(crate) struct Acceptor {
     listener: Listener,
     admission: Admission,
     poller: Poller,
-    peers: HashMap<u64, Peer>,
+    /// By token, hence the oldest first.
+    peers: BTreeMap<u64, Peer>,
     next_peer: u64,
     next_session: u64,
     /// Whether the listener is watched; if not, until when.
@@ -73,7 +74,13 @@ struct Peer {
     stream: UnixStream,
     credentials: PeerCredentials,
     pending: PendingHello,
-    deadline: Instant,
+    since: Instant,
+}
+
+impl Peer {
+    fn deadline(&self) -> Instant {
+        self.since + HANDSHAKE_TIMEOUT
+    }
 }
 
 impl Acceptor {
@@ -92,7 +99,7 @@ impl Acceptor {
             listener,
             admission,
             poller,
-            peers: HashMap::new(),
+            peers: BTreeMap::new(),
             next_peer: FIRST_PEER,
             next_session: 1,
             paused: None,
@@ -107,7 +114,7 @@ impl Acceptor {
         while !self.shared.is_stopping() {
             self.turn();
         }
-        for (_, peer) in self.peers.drain() {
+        for peer in self.peers.values() {
             refuse(&peer.stream, HelloRefusal::ShuttingDown);
         }
         *self.shared.retired_listener.lock() = Some(self.listener);
@@ -135,7 +142,7 @@ impl Acceptor {
     fn timeout(&self) -> Option<Duration> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let clock = (self.shared.clients() > 0).then_some(CLOCK_TICK);
-        let deadline = self.peers.values().map(|peer| peer.deadline).min().map(left);
+        let deadline = self.peers.values().map(Peer::deadline).min().map(left);
         let pause = self.paused.map(left);
         clock.into_iter().chain(deadline).chain(pause).chain(self.summary.due_in()).min()
     }
@@ -146,9 +153,6 @@ impl Acceptor {
 
     fn accept_some(&mut self) {
         for _ in 0..ACCEPTS_PER_TURN {
-            if self.peers.len() >= HANDSHAKES_MAX {
-                return self.pause();
-            }
             match self.listener.accept() {
                 Ok(Some(accepted)) => self.receive(accepted),
                 Ok(None) => return,
@@ -183,13 +187,28 @@ impl Acceptor {
         if !self.admission.allow.permits(credentials.uid, self.admission.own_uid) {
             return self.turn_away(&stream, credentials, HelloRefusal::NotPermitted { uid: credentials.uid });
         }
+        self.make_room();
         let token = self.next_peer;
         self.next_peer += 1;
         if let Err(error) = self.poller.add(&stream, token) {
             return self.turn_away(&stream, credentials, no_resources(&error));
         }
-        let (pending, deadline) = (PendingHello::new(0), Instant::now() + HANDSHAKE_TIMEOUT);
-        self.peers.insert(token, Peer { stream, credentials, pending, deadline });
+        let (pending, since) = (PendingHello::new(0), Instant::now());
+        self.peers.insert(token, Peer { stream, credentials, pending, since });
+    }
+
+    /// Frees a place for one more peer if all are taken. Whoever keeps silent must not keep others out.
+    fn make_room(&mut self) {
+        if self.peers.len() < HANDSHAKES_MAX {
+            return;
+        }
+        let pending = self.peers.iter().map(|(&token, peer)| (token, peer.credentials.uid));
+        let Some(token) = least_deserving(pending) else { return };
+        // What it says may have arrived and not been read yet.
+        self.hear(token);
+        if let Some(peer) = self.peers.remove(&token) {
+            self.drop_silent(&peer);
+        }
     }
 
     /// Reads what a peer has to say so far.
@@ -253,10 +272,15 @@ impl Acceptor {
     /// Drops peers whose hello did not come in time.
     fn drop_late(&mut self) {
         let now = Instant::now();
-        for (_, peer) in self.peers.extract_if(|_, peer| peer.deadline <= now).collect::<Vec<_>>() {
-            let waited_ms = HANDSHAKE_TIMEOUT.as_millis() as u64;
-            self.turn_away(&peer.stream, peer.credentials, HelloRefusal::TooLate { waited_ms });
+        while let Some(oldest) = self.peers.first_entry().filter(|oldest| oldest.get().deadline() <= now) {
+            let peer = oldest.remove();
+            self.drop_silent(&peer);
         }
+    }
+
+    fn drop_silent(&mut self, peer: &Peer) {
+        let waited_ms = peer.since.elapsed().as_millis() as u64;
+        self.turn_away(&peer.stream, peer.credentials, HelloRefusal::TooLate { waited_ms });
     }
 
     fn turn_away(&mut self, stream: &UnixStream, peer: PeerCredentials, refusal: HelloRefusal) {
@@ -265,6 +289,16 @@ impl Acceptor {
             warn!(pid = peer.pid.unwrap_or(0), uid = peer.uid, reason = %refusal, suppressed, "turned a peer away");
         }
     }
+}
+
+/// Of the user with the most of the `pending` tokens, each with its user and the oldest first, the oldest.
+fn least_deserving(pending: impl Iterator<Item = (u64, u32)> + Clone) -> Option<u64> {
+    let mut counts: HashMap<u32, usize> = HashMap::new();
+    for (_, uid) in pending.clone() {
+        *counts.entry(uid).or_default() += 1;
+    }
+    let most = counts.values().copied().max()?;
+    pending.into_iter().find(|(_, uid)| counts[uid] == most).map(|(token, _)| token)
 }
 
 /// Says why, if the socket takes it at once.
@@ -276,4 +310,18 @@ fn refuse(stream: &UnixStream, refusal: HelloRefusal) {
 
 fn no_resources(error: &std::io::Error) -> HelloRefusal {
     HelloRefusal::NoResources { os_error: error.raw_os_error().unwrap_or(0).unsigned_abs() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_with_the_most_silent_peers_loses_the_oldest() {
+        let loser = |pending: &[(u64, u32)]| least_deserving(pending.iter().copied());
+        assert_eq!(loser(&[]), None);
+        assert_eq!(loser(&[(3, 7), (4, 7)]), Some(3));
+        assert_eq!(loser(&[(2, 0), (3, 7), (4, 0), (5, 7), (6, 7)]), Some(3));
+        assert_eq!(loser(&[(2, 7), (3, 0), (5, 0), (6, 7)]), Some(2), "as many each: the oldest of all");
+    }
 }

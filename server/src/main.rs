@@ -1,6 +1,6 @@
 //! The `kv-server` command.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -19,14 +19,27 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     match configuration(&flags) {
         Err(error) => {
-            eprintln!("kv-server: {error}");
+            complain(&error);
             ExitCode::from(WRONG_OPTIONS)
         }
-        Ok((config, sources)) if flags.print_config => {
-            print!("{}", config.to_toml(&sources));
-            ExitCode::SUCCESS
-        }
+        Ok((config, sources)) if flags.print_config => print(&config.to_toml(&sources)),
         Ok((config, _)) => serve(config),
+    }
+}
+
+/// An error before there is a log. Where standard error takes nothing, the exit code says it alone.
+fn complain(error: &dyn std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "kv-server: {error}");
+}
+
+fn print(text: &str) -> ExitCode {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format_args!("cannot print the configuration to standard output: {error}"));
+            ExitCode::from(CANNOT_START)
+        }
     }
 }
 
@@ -66,7 +79,7 @@ fn serve(config: Config) -> ExitCode {
 
 /// The line that scripts wait for.
 fn announce(running: &Running) {
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     let (socket, bytes, pid) = (running.socket().display(), running.region_bytes(), std::process::id());
     let line =
         writeln!(out, "ready socket={socket} memory_bytes={bytes} pid={pid}").and_then(|()| out.flush());
@@ -77,7 +90,7 @@ fn announce(running: &Running) {
 }
 
 /// The first signal stops the server in good order, the second ends the process.
-fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
+fn stop_on_signals(stopper: Stopper) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let watch = move || {
         let mut is_stopping = false;
@@ -85,8 +98,9 @@ fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
             if std::mem::replace(&mut is_stopping, true) {
                 std::process::exit(128 + signal);
             }
-            info!(signal, "stopping: answering what was asked; another signal ends at once");
+            // First of all, whatever the log does.
             stopper.stop();
+            info!(signal, "stopping: answering what was asked; another signal ends at once");
         }
     };
     std::thread::Builder::new().name("kv-signals".to_owned()).spawn(watch)?;

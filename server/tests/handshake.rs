@@ -4,13 +4,16 @@ mod support;
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use kv_common::hello::{Answer, Hello, HelloRefusal, WELCOME_DESCRIPTORS};
+use kv_common::limits::{HANDSHAKE_TIMEOUT_NS, HANDSHAKES_MAX};
 use kv_common::transport::shm::hello::receive_hello;
 use kv_common::transport::shm::socket::connect;
 use kv_common::wire::{Op, PROTOCOL_VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Peer, Site, deadline, knock, not_run, wait_for};
 
 fn refusal_of(hello: &[u8], site: &Site) -> HelloRefusal {
@@ -86,12 +89,25 @@ fn silent_peers_keep_nobody_waiting_and_are_dropped() {
 }
 
 #[test]
-fn more_silent_peers_than_are_served_at_once_wait_in_the_queue() {
+fn more_silent_peers_than_there_are_places_keep_nobody_out() {
     let site = Site::new();
     let server = site.serve(&[]);
     let before = server.descriptors();
-    let silent: Vec<_> = (0..400).map(|_| connect(&site.socket(), deadline()).unwrap()).collect();
+    let silent: Vec<_> = (0..300).map(|_| connect(&site.socket(), deadline()).unwrap()).collect();
     Peer::connect(&site.socket()).call(Op::Ping, b"", b"");
+    // Of 301 peers, 256 could stay: so 45 had to go, the oldest, and the good one waited for none of the others.
+    let (gone, waiting) = silent.split_at(300 + 1 - HANDSHAKES_MAX);
+    let is_answered = |stream: &&UnixStream| {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(*stream, PollFlags::IN)], Some(&at_once)).unwrap() > 0
+    };
+    assert_eq!(waiting.iter().filter(is_answered).count(), 0, "of those who may stay nobody is dropped");
+    for stream in gone {
+        let answer = receive_hello(stream, WELCOME_DESCRIPTORS, deadline()).unwrap();
+        let answer = Answer::decode(&answer.bytes).unwrap();
+        let Answer::Refused(HelloRefusal::TooLate { waited_ms }) = answer else { panic!("{answer:?}") };
+        assert!(waited_ms * 1_000_000 < HANDSHAKE_TIMEOUT_NS, "dropped because others came");
+    }
     drop(silent);
     wait_for("all descriptors are closed", || (server.descriptors() == before).then_some(()));
 }

@@ -143,9 +143,13 @@ fn between_any_two_stores_a_key_has_one_truth() {
 
 #[test]
 fn wrong_orders_are_seen() {
-    for mutant in
-        [Mutant::AckBeforeStore, Mutant::LiveBeforeDead, Mutant::OldStaysAlive, Mutant::ForgetTombstone]
-    {
+    for mutant in [
+        Mutant::AckBeforeStore,
+        Mutant::LiveBeforeDead,
+        Mutant::OldStaysAlive,
+        Mutant::LiveBeforeSlot,
+        Mutant::ForgetTombstone,
+    ] {
         assert!(!violations_of(Some(mutant)).is_empty(), "{mutant:?} was not noticed");
     }
 }

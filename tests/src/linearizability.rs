@@ -132,8 +132,7 @@ impl<'a> Search<'a> {
             let earlier = (0..i).filter(|&j| is_write(&ops[j]) && overlaps(&ops[j], &ops[i]));
             earlier.collect()
         };
-        let mut by_version: Vec<usize> =
-            (0..ops.len()).filter(|&i| version(&ops[i]).is_some()).collect();
+        let mut by_version: Vec<usize> = (0..ops.len()).filter(|&i| version(&ops[i]).is_some()).collect();
         by_version.sort_by_key(|&i| version(&ops[i]));
         let before: Vec<Vec<usize>> = (0..ops.len()).map(before).collect();
         let mut is_waited_for = vec![false; ops.len()];

@@ -43,9 +43,11 @@ pub struct ComparePlan {
 pub struct Contender {
     /// `store`, `dashmap`, `floor`.
     pub name: &'static str,
-    /// In every round, in operations per second.
+    /// Of the free slices in every round, in operations per second.
     pub throughputs: Vec<f64>,
-    /// Of sampled reads (batches, with batches).
+    /// The same of the serial slices.
+    pub serial_throughputs: Vec<f64>,
+    /// Of sampled reads (batches, with batches) of the serial slices.
     pub latencies: Latencies,
     /// Reads, timed or not.
     pub reads: u64,
@@ -67,10 +69,24 @@ impl Contender {
         median(self.throughputs.clone()).unwrap_or(0.0)
     }
 
+    /// The same of the serial slices.
+    pub fn serial_throughput(&self) -> f64 {
+        median(self.serial_throughputs.clone()).unwrap_or(0.0)
+    }
+
     /// Its throughput divided by `other`'s, round by round.
     pub fn ratios(&self, other: &Self) -> Vec<f64> {
-        self.throughputs.iter().zip(&other.throughputs).map(|(ours, theirs)| ours / theirs).collect()
+        divide(&self.throughputs, &other.throughputs)
     }
+
+    /// The same of the serial slices.
+    pub fn serial_ratios(&self, other: &Self) -> Vec<f64> {
+        divide(&self.serial_throughputs, &other.serial_throughputs)
+    }
+}
+
+fn divide(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
 }
 
 /// What a comparison came to.
@@ -119,7 +135,7 @@ pub fn compare<A: Factory, B: Factory, F: Factory, K: Clock>(
     }
     told("checking values");
     let (verified, wrong) = check(&mut handles[0].0, plan)?;
-    told(&format!("{} rounds of {} reads", contest.rounds, contest.slice * contest.threads));
+    told(&format!("{} rounds of {} reads of each", contest.rounds, 2 * contest.slice * contest.threads));
     let cpu_before = store.server_pid().and_then(CpuTimes::read);
     let together = Barrier::new(contest.threads);
     let seen: Vec<[Seen; CONTENDERS]> = std::thread::scope(|scope| {
@@ -147,7 +163,7 @@ pub fn compare<A: Factory, B: Factory, F: Factory, K: Clock>(
         let rounds = (contest.rounds, plan.puts);
         puts = Some(puts::measure(&mut store.open()?, &plan.workload, plan.shape, rounds, base, clock)?);
     }
-    let server_cpu_s = cpu_before.zip(cpu_after).map(|(before, after)| after.seconds_since(&before));
+    let server_cpu_s = cpu_before.zip(cpu_after).and_then(|(before, after)| after.seconds_since(&before));
     Ok(CompareResult { contenders, puts, verified, server_cpu_s })
 }
 
@@ -184,7 +200,8 @@ fn merge<K: Clock>(name: &'static str, contest: &Contest, of_threads: &[&Seen], 
     let sum = |of: fn(&Seen) -> u64| of_threads.iter().map(|seen| of(seen)).sum();
     Contender {
         name,
-        throughputs: throughputs(contest, of_threads, clock),
+        throughputs: throughputs(contest, of_threads, clock, false),
+        serial_throughputs: throughputs(contest, of_threads, clock, true),
         latencies,
         reads: sum(|seen| seen.reads),
         not_found: sum(|seen| seen.not_found),

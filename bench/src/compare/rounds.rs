@@ -1,6 +1,11 @@
 //! Contenders that take turns on the same keys: in every round each reads the same slice of the trace, and the order
 //! rotates, so that whatever the machine does meanwhile hits all of them alike.
+//!
+//! Each turn has two slices. In the free one the reads just follow each other, as in most benchmarks of maps; the
+//! processor then overlaps reads of short code by itself, so it is not quite a depth of one. In the serial one every
+//! read needs the value of the one before, as it is when a caller decides by a value what to read next.
 
+use std::ops::Range;
 use std::sync::Barrier;
 
 use crate::clock::Clock;
@@ -8,7 +13,7 @@ use crate::runner::tally::Latencies;
 use crate::store::{Counters, Store};
 use crate::workload::WorkloadPlan;
 use crate::workload::latest::InsertCounter;
-use crate::workload::trace::Trace;
+use crate::workload::trace::{TOUCHED_STEPS, Trace};
 
 /// Contenders: the store, the peer, the floor.
 pub const CONTENDERS: usize = 3;
@@ -20,7 +25,7 @@ const SAMPLE_EVERY: usize = 16;
 pub struct Contest {
     /// Rounds, at least seven for a median that means something.
     pub rounds: usize,
-    /// Timed reads of each contender in each round, per thread.
+    /// Reads of a free slice, and of a serial one, of each contender in each round, per thread.
     pub slice: usize,
     /// Keys of one batch; 1 for single reads.
     pub batch: usize,
@@ -36,9 +41,9 @@ impl Contest {
         self.slice / 8
     }
 
-    /// Reads of one chunk of keys: the untimed ones, then the timed ones.
+    /// Reads of one chunk of keys: the untimed ones, a free slice, a serial slice.
     fn keys(&self) -> usize {
-        self.unmeasured() + self.slice
+        self.unmeasured() + 2 * self.slice
     }
 }
 
@@ -59,8 +64,9 @@ struct Slice {
 /// What one thread saw of one contender.
 #[derive(Debug, Default)]
 pub struct Seen {
-    slices: Vec<Slice>,
-    /// Latencies of sampled reads; with batches, of sampled batches.
+    free: Vec<Slice>,
+    serial: Vec<Slice>,
+    /// Latencies of sampled reads of the serial slices; with batches, of sampled batches.
     pub latencies: Latencies,
     /// Reads, timed or not.
     pub reads: u64,
@@ -119,47 +125,71 @@ fn run_turn<S: Store, K: Clock>(
     seen: &mut Seen,
     together: &Barrier,
 ) {
-    let first = contest.unmeasured();
+    let (warm, half) = (contest.unmeasured(), contest.unmeasured() + contest.slice);
     together.wait();
-    read_slice(contest, store, trace, 0..first, None::<&K>, seen);
+    read_slice::<S, K, FREE>(contest, store, trace, 0..warm, clock, seen);
     together.wait();
     let begin = clock.begin();
-    read_slice(contest, store, trace, first..contest.keys(), Some(clock), seen);
-    seen.slices.push(Slice { begin, end: clock.end() });
+    read_slice::<S, K, FREE>(contest, store, trace, warm..half, clock, seen);
+    seen.free.push(Slice { begin, end: clock.end() });
+    together.wait();
+    let begin = clock.begin();
+    read_slice::<S, K, SERIAL>(contest, store, trace, half..contest.keys(), clock, seen);
+    seen.serial.push(Slice { begin, end: clock.end() });
 }
 
-fn read_slice<S: Store, K: Clock>(
+/// The processor may begin a read before the one before has its value.
+const FREE: bool = false;
+/// Where the next key lies depends on the value before, so the processor cannot begin earlier; some reads are timed.
+const SERIAL: bool = true;
+
+fn read_slice<S: Store, K: Clock, const MODE: bool>(
     contest: &Contest,
     store: &mut S,
     trace: &Trace,
-    range: std::ops::Range<usize>,
-    sampling: Option<&K>,
+    range: Range<usize>,
+    clock: &K,
     seen: &mut Seen,
 ) {
     seen.reads += range.len() as u64;
     if contest.batch == 1 {
-        read_single(contest, store, trace, range, sampling, seen);
+        read_single::<S, K, MODE>(contest, store, trace, range, clock, seen);
     } else {
-        read_batches(contest, store, trace, range, sampling, seen);
+        read_batches::<S, K, MODE>(contest, store, trace, range, clock, seen);
     }
 }
 
+/// Zero, computed from the last byte of `value` in a way that neither compiler nor processor can foresee.
+#[inline]
+fn zero_from(value: &[u8], zero: usize) -> usize {
+    usize::from(value.last().copied().unwrap_or(0)) & zero
+}
+
+/// Begins to time every so many reads of a serial slice.
+#[inline]
+fn sample<K: Clock, const MODE: bool>(number: usize, clock: &K) -> Option<u64> {
+    (MODE == SERIAL && number.is_multiple_of(SAMPLE_EVERY)).then(|| clock.begin())
+}
+
 #[inline(never)]
-fn read_single<S: Store, K: Clock>(
+fn read_single<S: Store, K: Clock, const MODE: bool>(
     contest: &Contest,
     store: &mut S,
     trace: &Trace,
-    range: std::ops::Range<usize>,
-    sampling: Option<&K>,
+    range: Range<usize>,
+    clock: &K,
     seen: &mut Seen,
 ) {
     let mut value = Vec::with_capacity(contest.value_bytes);
+    let zero = std::hint::black_box(0);
     for at in range {
-        let key = trace.key_at(at);
-        let sampled =
-            sampling.filter(|_| at.is_multiple_of(SAMPLE_EVERY)).map(|clock| (clock, clock.begin()));
+        if at.is_multiple_of(TOUCHED_STEPS) {
+            trace.touch(at);
+        }
+        let key = trace.key_at(if MODE == SERIAL { at + zero_from(&value, zero) } else { at });
+        let sampled = sample::<K, MODE>(at, clock);
         let found = store.read(key, &mut value);
-        if let Some((clock, begin)) = sampled {
+        if let Some(begin) = sampled {
             seen.latencies.record(clock.ns(clock.end() - begin));
         }
         std::hint::black_box(&value);
@@ -173,22 +203,25 @@ fn read_single<S: Store, K: Clock>(
 }
 
 #[inline(never)]
-fn read_batches<S: Store, K: Clock>(
+fn read_batches<S: Store, K: Clock, const MODE: bool>(
     contest: &Contest,
     store: &mut S,
     trace: &Trace,
-    range: std::ops::Range<usize>,
-    sampling: Option<&K>,
+    range: Range<usize>,
+    clock: &K,
     seen: &mut Seen,
 ) {
     let mut keys: Vec<&[u8]> = Vec::with_capacity(contest.batch);
     let mut out = Vec::with_capacity(contest.value_bytes);
-    let (start, end) = (range.start, range.end);
-    for (number, at) in (start..end).step_by(contest.batch).enumerate() {
+    let zero = std::hint::black_box(0);
+    for (number, at) in range.clone().step_by(contest.batch).enumerate() {
+        let first = if MODE == SERIAL { at + zero_from(&out, zero) } else { at };
+        if number.is_multiple_of(TOUCHED_STEPS.div_ceil(contest.batch)) {
+            trace.touch(at);
+        }
         keys.clear();
-        keys.extend((at..(at + contest.batch).min(end)).map(|at| trace.key_at(at)));
-        let sampled =
-            sampling.filter(|_| number.is_multiple_of(SAMPLE_EVERY)).map(|clock| (clock, clock.begin()));
+        keys.extend((first..(first + contest.batch).min(range.end)).map(|at| trace.key_at(at)));
+        let sampled = sample::<K, MODE>(number, clock);
         let outcome = store.multi_read(&keys, |_, found| match found {
             // Copied out, as a single read does: all contenders hand the bytes to the caller.
             Ok(Some(value)) => {
@@ -200,7 +233,7 @@ fn read_batches<S: Store, K: Clock>(
             Ok(None) => seen.not_found += 1,
             Err(error) => seen.fail(&error),
         });
-        if let Some((clock, begin)) = sampled {
+        if let Some(begin) = sampled {
             seen.latencies.record(clock.ns(clock.end() - begin));
         }
         if let Err(error) = outcome {
@@ -217,12 +250,14 @@ impl Seen {
     }
 }
 
-/// Throughput of one contender in every round, in operations per second: all threads' reads, divided by the time from
-/// the first thread's beginning to the last one's end.
-pub fn throughputs<K: Clock>(contest: &Contest, of_threads: &[&Seen], clock: &K) -> Vec<f64> {
+/// Throughput of one contender in every round, in operations per second, of its free or its serial slices: all
+/// threads' reads, divided by the time from the first thread's beginning to the last one's end.
+pub fn throughputs<K: Clock>(contest: &Contest, of_threads: &[&Seen], clock: &K, serial: bool) -> Vec<f64> {
     (0..contest.rounds)
         .map(|round| {
-            let slices = of_threads.iter().filter_map(|seen| seen.slices.get(round));
+            let of =
+                |seen: &&Seen| if serial { seen.serial.get(round) } else { seen.free.get(round) }.copied();
+            let slices = of_threads.iter().filter_map(of);
             let begin = slices.clone().map(|slice| slice.begin).min().unwrap_or(0);
             let end = slices.map(|slice| slice.end).max().unwrap_or(0);
             let seconds = clock.ns(end.saturating_sub(begin)).max(1) as f64 / 1e9;
@@ -283,8 +318,10 @@ mod tests {
             );
             let seen = run_thread(&contest, &plan, 0, handles, &clock, &Barrier::new(1));
             for (seen, expected) in seen.iter().zip([10_000_000.0, 5_000_000.0, 2_500_000.0]) {
-                assert_eq!(throughputs(&contest, &[seen], &clock), [expected; 7]);
-                assert_eq!((seen.reads, seen.not_found, seen.wrong, seen.errors), (7 * 900, 0, 0, 0));
+                for serial in [false, true] {
+                    assert_eq!(throughputs(&contest, &[seen], &clock, serial), [expected; 7]);
+                }
+                assert_eq!((seen.reads, seen.not_found, seen.wrong, seen.errors), (7 * 1700, 0, 0, 0));
             }
         }
     }

@@ -42,15 +42,18 @@ impl CompareReport<'_> {
                 ratio_min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
                 ratio_max: ratios.iter().copied().fold(0.0, f64::max),
                 ratio: median(ratios).unwrap_or(0.0),
+                serial_throughput_ops_per_s: theirs.serial_throughput(),
+                serial_ratio: median(self.ours().serial_ratios(theirs)).unwrap_or(0.0),
                 latency_ns: LatencyNs::of(theirs.latencies.histogram()),
             };
             (theirs, peer)
         })
     }
 
-    /// The store's throughput divided by that of `peer`, median over the rounds.
-    pub fn ratio(&self, peer: &str) -> Option<f64> {
-        self.peers().find(|(theirs, _)| theirs.name == peer).map(|(_, peer)| peer.ratio)
+    /// The store's throughput divided by that of `peer`, median over the rounds; `serial`: of the serial slices.
+    pub fn ratio(&self, peer: &str, serial: bool) -> Option<f64> {
+        let (_, found) = self.peers().find(|(theirs, _)| theirs.name == peer)?;
+        Some(if serial { found.serial_ratio } else { found.ratio })
     }
 
     /// READs and bytes per GET of the store, if it counts them.
@@ -125,6 +128,7 @@ impl CompareReport<'_> {
             store: self.facts.iter().cloned().collect(),
             error: ours.error.clone(),
             clock: self.clock,
+            serial_throughput_ops_per_s: Some(ours.serial_throughput()),
             peers: Some(self.peers().map(|(theirs, peer)| (theirs.name, peer)).collect()),
             puts: self.result.puts,
         }
@@ -174,25 +178,50 @@ impl CompareReport<'_> {
     fn write_contenders(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
-            "{:<10}{:>14}{:>10}{:>10}{:>10}{:>16}{:>18}",
-            "", "operations/s", "ns/op", "p50", "p99", "store / theirs", "smallest-largest"
+            "{:<9}|{:^45}|{:^45}\n{:<9}|{:>13}{:>9}{:>9}{:>14}|{:>13}{:>9}{:>9}{:>9}",
+            "",
+            "reads one after the other",
+            "each read needs the value before (serial)",
+            "",
+            "operations/s",
+            "ns/op",
+            "store /",
+            "smallest-",
+            "operations/s",
+            "store /",
+            "p50",
+            "p99"
         )?;
-        let show = |out: &mut String, one: &Contender| {
+        let show = |out: &mut String, one: &Contender, peer: Option<PeerJson>| {
             let ns_per_op = 1e9 / one.throughput() * self.plan.contest.threads as f64;
-            write!(out, "{:<10}{:>14.0}{ns_per_op:>10.1}", one.name, one.throughput())?;
-            match LatencyNs::of(one.latencies.histogram()) {
-                Some(ns) => write!(out, "{:>10}{:>10}", show_ns(ns.p50 as f64), show_ns(ns.p99 as f64)),
-                None => write!(out, "{:>20}", ""),
-            }
+            let blank = || ("-".to_owned(), "-".to_owned(), "-".to_owned());
+            let (ratio, range, serial_ratio) = peer.map_or_else(blank, |peer| {
+                let range = format!("{:.2}-{:.2}", peer.ratio_min, peer.ratio_max);
+                (format!("{:.2}", peer.ratio), range, format!("{:.2}", peer.serial_ratio))
+            });
+            let points = LatencyNs::of(one.latencies.histogram());
+            let show_point =
+                |of: fn(LatencyNs) -> u64| points.map_or("-".into(), |ns| show_ns(of(ns) as f64));
+            writeln!(
+                out,
+                "{:<9}|{:>13.0}{ns_per_op:>9.1}{ratio:>9}{range:>14}|{:>13.0}{serial_ratio:>9}{:>9}{:>9}",
+                one.name,
+                one.throughput(),
+                one.serial_throughput(),
+                show_point(|ns| ns.p50),
+                show_point(|ns| ns.p99),
+            )
         };
-        show(out, self.ours())?;
-        writeln!(out)?;
+        writeln!(out, "{:<9}|{:>31}{:>14}|{:>22}{:>18}", "", "theirs", "largest", "theirs", "")?;
+        show(out, self.ours(), None)?;
         for (theirs, peer) in self.peers() {
-            show(out, theirs)?;
-            let range = format!("{:.2}-{:.2}", peer.ratio_min, peer.ratio_max);
-            writeln!(out, "{:>16.2}{range:>18}", peer.ratio)?;
+            show(out, theirs, Some(peer))?;
         }
-        writeln!(out)
+        writeln!(
+            out,
+            "one after the other: the processor overlaps neighbouring reads; serial: each read needs the value \
+             before, one read in flight\n"
+        )
     }
 
     fn write_store(&self, out: &mut String) -> std::fmt::Result {
@@ -258,6 +287,7 @@ mod tests {
         Contender {
             name,
             throughputs: throughputs.to_vec(),
+            serial_throughputs: throughputs.iter().map(|ops| ops * ops / 1e6).collect(),
             latencies,
             reads: 3000,
             not_found: 0,
@@ -322,10 +352,11 @@ mod tests {
         let (plan, mut result) = (plan(), result());
         {
             let report = report(&plan, &result);
-            assert_eq!(report.ratio("dashmap"), Some(2.0));
+            assert_eq!(report.ratio("dashmap", false), Some(2.0));
             // 0.5, 1 and 0.25: not the ratio of the medians, which is 1.
-            assert_eq!(report.ratio("floor"), Some(0.5));
-            assert_eq!(report.ratio("redis"), None);
+            assert_eq!(report.ratio("floor", false), Some(0.5));
+            assert_eq!(report.ratio("redis", false), None);
+            assert_eq!(report.ratio("floor", true), Some(0.25));
             assert_eq!(report.exit(), Exit::Done);
         }
         result.contenders[1].not_found = 1;
@@ -341,6 +372,7 @@ mod tests {
         assert_eq!(json["peers"]["dashmap"]["ratio"], 2.0);
         assert_eq!(json["peers"]["floor"]["ratio"], 0.5);
         assert_eq!(json["peers"]["floor"]["throughput_ops_per_s"], 2e6);
+        assert_eq!(json["peers"]["dashmap"]["serial_throughput_ops_per_s"], 1e6);
         assert_eq!(json["ops"]["read"]["count"], 3000);
         assert_eq!(json["puts"]["ratio_p50"], 6.0);
         assert_eq!(json["schema"], "kv-bench/1");
@@ -355,5 +387,11 @@ mod tests {
         {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+        let after_table = text.lines().skip_while(|line| !line.starts_with("floor")).nth(1).unwrap();
+        assert_eq!(
+            after_table,
+            "one after the other: the processor overlaps neighbouring reads; serial: each read needs the value \
+             before, one read in flight"
+        );
     }
 }

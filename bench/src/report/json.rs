@@ -47,7 +47,8 @@ pub struct RunJson {
     pub throughput_ops_per_s: f64,
     /// The rate that was asked for.
     pub target_ops_per_s: Option<f64>,
-    /// Processor time of the server during the measurement; null if its process is not known.
+    /// Processor time of the server during the measurement; null if its process is not known,
+    /// or if it or one of its threads ended meanwhile.
     pub server_cpu_s: Option<f64>,
     /// READs per GET; null if the store does not count them.
     pub reads_per_get: Option<f64>,
@@ -67,7 +68,8 @@ pub struct RunJson {
     pub null_ns_per_op: f64,
     /// Measured skew of the distribution.
     pub skew: Option<Skew>,
-    /// By kind of operation.
+    /// By kind of operation. All kinds are there; those that the run did not use have `count` 0 and `latency_ns`
+    /// null.
     pub ops: BTreeMap<&'static str, OpJson>,
     /// What else is known about the store.
     pub store: BTreeMap<&'static str, String>,
@@ -75,6 +77,9 @@ pub struct RunJson {
     pub error: Option<String>,
     /// Where the times come from.
     pub clock: &'static str,
+    /// With `compare`: throughput when every read needs the value of the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial_throughput_ops_per_s: Option<f64>,
     /// Results of others in the same run, with `compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<BTreeMap<&'static str, PeerJson>>,
@@ -92,7 +97,7 @@ pub struct OpJson {
     pub not_found: u64,
     /// Those that failed.
     pub errors: u64,
-    /// Of those that succeeded; null if there were none.
+    /// Of those that succeeded; null if there were none, and so for every kind that the run did not use.
     pub latency_ns: Option<LatencyNs>,
     /// The same from the moment when the operation should have started; only with a target rate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +115,10 @@ pub struct PeerJson {
     pub ratio_min: f64,
     /// Largest of these ratios.
     pub ratio_max: f64,
+    /// Throughput when every read needs the value of the one before, median over the rounds.
+    pub serial_throughput_ops_per_s: f64,
+    /// The store's serial throughput divided by this one's, median over the rounds.
+    pub serial_ratio: f64,
     /// Latency of sampled operations.
     pub latency_ns: Option<LatencyNs>,
 }
@@ -179,6 +188,7 @@ impl RunJson {
             store: report.facts.iter().cloned().collect(),
             error: tally.fatal.as_ref().map(ToString::to_string),
             clock: report.clock,
+            serial_throughput_ops_per_s: None,
             peers: None,
             puts: None,
         }

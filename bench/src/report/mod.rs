@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod json;
 pub mod progress;
+pub mod sink;
 pub mod table;
 pub mod ycsb;
 
@@ -23,9 +24,9 @@ pub enum Exit {
     Done = 0,
     /// A value was wrong, or a key that must be there was not.
     Wrong = 1,
-    /// The arguments make no sense.
+    /// The arguments make no sense, or a file or standard output cannot be written.
     Usage = 2,
-    /// There is no server, or the connection was lost.
+    /// There is no server, it does not answer, or the connection was lost.
     NoConnection = 3,
     /// The store refused or failed operations, or a limit was missed.
     Refused = 4,
@@ -35,8 +36,10 @@ impl Exit {
     /// How a program ends that could not go on because of `error`.
     pub const fn of_error(error: &StoreError) -> Self {
         match error {
-            StoreError::NoConnection(_) => Self::NoConnection,
-            _ => Self::Refused,
+            StoreError::NoConnection(_) | StoreError::NoAnswer(_) | StoreError::Unknown(_) => {
+                Self::NoConnection
+            }
+            StoreError::Refused(_) | StoreError::Failed(_) => Self::Refused,
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::sink::tell;
 use crate::runner::{Length, RunPlan};
 
 /// Time between two plain lines, in seconds.
@@ -43,7 +44,7 @@ impl Progress {
         let Some(seconds) = seconds else {
             match &self.bar {
                 Some(bar) => bar.set_message("warming up"),
-                None => eprintln!("{}: started", self.what),
+                None => tell(format_args!("{}: started", self.what)),
             }
             return;
         };
@@ -56,7 +57,7 @@ impl Progress {
         } else if seconds >= self.next_line_s {
             self.next_line_s = seconds + LINE_INTERVAL_S;
             let rate = self.rate(done, seconds);
-            eprintln!("{}: {seconds:.0} s, {done} operations, {rate} operations/s", self.what);
+            tell(format_args!("{}: {seconds:.0} s, {done} operations, {rate} operations/s", self.what));
         }
     }
 

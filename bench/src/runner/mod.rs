@@ -7,12 +7,14 @@
 //! | `batched` | reads gathered into batches |
 //! | `pipelined` | several operations in flight |
 //! | `judge` | values made and checked |
+//! | `patience` | when a thread that only fails gives up |
 //! | `tally` | counts and latencies |
 //! | `server_cpu` | what the server's process used meanwhile |
 
 mod batched;
 mod direct;
 mod judge;
+mod patience;
 mod pipelined;
 pub mod server_cpu;
 pub mod tally;
@@ -99,7 +101,7 @@ pub(crate) struct Shared<'a> {
     inserts: InsertCounter,
     oracle: Option<Oracle>,
     base: u64,
-    /// Set when one thread has lost its connection, so that the others do not run on for nothing.
+    /// Set when one thread has lost its connection or gets no answers, so that the others do not run on for nothing.
     stop: AtomicBool,
     /// Operations done, by thread; each on cache lines of its own.
     done: Box<[Progress]>,
@@ -211,7 +213,7 @@ pub fn run<F: Factory, C: Clock>(
         Ok(RunResult {
             seconds: tally.active_ns as f64 / 1e9,
             tally,
-            server_cpu_s: cpu_before.zip(cpu_after).map(|(before, after)| after.seconds_since(&before)),
+            server_cpu_s: cpu_before.zip(cpu_after).and_then(|(before, after)| after.seconds_since(&before)),
             version_base: shared.base,
         })
     })

@@ -10,8 +10,12 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Of all threads of process `pid` now; nothing if it is not there or the kernel does not say.
+    /// Of all threads of process `pid` now; nothing if it is not there, has ended without being reaped, or the kernel
+    /// does not say.
     pub fn read(pid: u32) -> Option<Self> {
+        if has_ended(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?) {
+            return None;
+        }
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let mut ns_by_thread = HashMap::new();
         for task in std::fs::read_dir(tasks).ok()?.flatten() {
@@ -23,18 +27,31 @@ impl CpuTimes {
         (!ns_by_thread.is_empty()).then_some(Self { ns_by_thread })
     }
 
-    /// Seconds used between `earlier` and now, those of new threads included. What threads used that have ended
-    /// meanwhile is lost.
-    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+    /// Seconds used between `earlier` and now, those of new threads included. Nothing if a thread has ended
+    /// meanwhile: what it used is not known, and the sum of the others would be too small.
+    pub fn seconds_since(&self, earlier: &Self) -> Option<f64> {
+        if earlier.ns_by_thread.keys().any(|thread| !self.ns_by_thread.contains_key(thread)) {
+            return None;
+        }
         let used = |(thread, ns): (&String, &u64)| {
             ns.saturating_sub(earlier.ns_by_thread.get(thread).copied().unwrap_or(0))
         };
-        self.ns_by_thread.iter().map(used).sum::<u64>() as f64 / 1e9
+        Some(self.ns_by_thread.iter().map(used).sum::<u64>() as f64 / 1e9)
     }
+}
+
+/// Whether `stat` of a process says that it is a zombie or being removed. The state follows the name, which is in
+/// parentheses and may hold any character.
+fn has_ended(stat: &str) -> bool {
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
     use super::*;
 
     fn times(of: &[(&str, u64)]) -> CpuTimes {
@@ -42,21 +59,46 @@ mod tests {
     }
 
     #[test]
-    fn new_threads_count_and_ended_ones_do_not() {
+    fn new_threads_count() {
+        let before = times(&[("1", 1_000_000_000), ("2", 5)]);
+        let after = times(&[("1", 1_500_000_000), ("2", 5), ("3", 250_000_000)]);
+        assert_eq!(after.seconds_since(&before), Some(0.75));
+    }
+
+    #[test]
+    fn nothing_is_known_once_a_thread_has_ended() {
         let before = times(&[("1", 1_000_000_000), ("2", 5)]);
         let after = times(&[("1", 1_500_000_000), ("3", 250_000_000)]);
-        assert!((after.seconds_since(&before) - 0.75).abs() < 1e-12);
+        assert_eq!(after.seconds_since(&before), None);
+    }
+
+    #[test]
+    fn a_zombie_has_no_times() {
+        assert!(has_ended("7 (kv) S (x) Z 1 7"));
+        assert!(!has_ended("7 (kv) Z 1) S 1 7"));
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        assert!(CpuTimes::read(child.id()).is_some());
+        drop(child.stdin.take());
+        // Waits for the end without reaping.
+        let pid = Pid::from_child(&child);
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        assert_eq!(CpuTimes::read(child.id()), None);
+        child.wait().unwrap();
     }
 
     #[test]
     fn a_busy_process_uses_time_and_one_that_is_not_there_has_none() {
-        let before = CpuTimes::read(std::process::id()).unwrap();
-        let mut after = before.clone();
-        let mut x = 0u64;
-        while after.seconds_since(&before) <= 0.0 {
-            x = std::hint::black_box(x.wrapping_mul(3) + 1);
-            after = CpuTimes::read(std::process::id()).unwrap();
+        // Not this process: threads of other tests end meanwhile.
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let before = CpuTimes::read(child.id()).unwrap();
+        let mut used_s = Some(0.0);
+        while used_s == Some(0.0) {
+            std::thread::yield_now();
+            used_s = CpuTimes::read(child.id()).and_then(|after| after.seconds_since(&before));
         }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(used_s > Some(0.0), "{used_s:?}");
         assert_eq!(CpuTimes::read(u32::MAX), None);
     }
 }

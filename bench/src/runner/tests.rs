@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::clock::FakeClock;
 use crate::report::Exit;
-use crate::store::fake::{Behaviour, FakeFactory};
+use crate::store::fake::{Behaviour, FakeFactory, Outage};
 use crate::workload::keys::KeyFormat;
 use crate::workload::mix::{Mix, OpKind, Workload};
 use crate::workload::{Distribution, WorkloadPlan};
@@ -216,6 +216,39 @@ fn a_lost_connection_ends_the_run_at_once() {
         let result = run_quietly(&factory, &plan, &clock);
         assert!(result.tally.operations() < 1000, "{}", result.tally.operations());
         assert_eq!(Exit::of_result(&result), Exit::NoConnection);
+    }
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+#[test]
+fn a_server_that_stops_answering_ends_the_run() {
+    for of_reads in [true, false] {
+        for workload in [Workload::A, Workload::D, Workload::F] {
+            for plan in ways(&RunPlan { threads: 2, ..plan(workload, 100_000) }) {
+                let outage = Outage { after: 50, of_reads, refuses: false, takes_ns: SECOND_NS };
+                let (factory, clock) = loaded(Behaviour { outage: Some(outage), ..Behaviour::default() });
+                let result = run_quietly(&factory, &plan, &clock);
+                let what = format!("{workload:?}, reads fail: {of_reads}, {:?}", (plan.depth, plan.batch));
+                // Per thread three timeouts, each of up to 8 operations that wait together.
+                assert!(result.tally.errors() <= 2 * 4 * 8, "{what}: {} errors", result.tally.errors());
+                assert!(matches!(result.tally.fatal, Some(StoreError::NoAnswer(_))), "{what}");
+                assert_eq!(Exit::of_result(&result), Exit::NoConnection, "{what}");
+                assert_eq!(result.tally.wrong, 0, "{what}: {:?}", result.tally.examples);
+            }
+        }
+    }
+}
+
+#[test]
+fn refusals_end_the_run_after_many_or_after_long() {
+    for (takes_ns, expected) in [(1000, 1000), (10 * SECOND_NS, 3), (SECOND_NS, 30), (40 * SECOND_NS, 1)] {
+        let outage = Outage { after: 50, of_reads: true, refuses: true, takes_ns };
+        let (factory, clock) = loaded(Behaviour { outage: Some(outage), ..Behaviour::default() });
+        let result = run_quietly(&factory, &plan(Workload::C, 100_000), &clock);
+        assert_eq!(result.tally.errors(), expected, "{takes_ns} ns each");
+        assert!(matches!(result.tally.fatal, Some(StoreError::Refused(_))));
+        assert_eq!(Exit::of_result(&result), Exit::Refused);
     }
 }
 

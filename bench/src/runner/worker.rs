@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::judge::{Author, Judge};
+use super::patience::Patience;
 use super::tally::Tally;
 use super::{Length, Shared};
 use crate::clock::Clock;
@@ -10,9 +11,6 @@ use crate::oracle::UpdateMode;
 use crate::store::{Counters, Store, StoreError};
 use crate::workload::mix::OpKind;
 use crate::workload::trace::{Step, Trace};
-
-/// Operations that fail one after the other before the thread gives up.
-const ERRORS_IN_A_ROW_MAX: u32 = 1000;
 
 /// Everything that one thread needs to run operations.
 pub(super) struct Worker<'a, S, C> {
@@ -31,7 +29,7 @@ pub(super) struct Worker<'a, S, C> {
     failed_inserts: Vec<u64>,
     thread: usize,
     phase: Phase,
-    errors_in_a_row: u32,
+    patience: Patience,
     counters_before: Option<Counters>,
 }
 
@@ -85,7 +83,7 @@ impl<'a, S: Store, C: Clock> Worker<'a, S, C> {
             failed_inserts: Vec::new(),
             thread,
             phase: Phase::default(),
-            errors_in_a_row: 0,
+            patience: Patience::default(),
             counters_before: None,
         }
     }
@@ -254,15 +252,16 @@ impl<'a, S: Store, C: Clock> Worker<'a, S, C> {
                 if let (Some(latencies), Some(intended)) = (&mut counts.intended, begun.intended) {
                     latencies.record(self.clock.ns(end.saturating_sub(intended)));
                 }
-                self.errors_in_a_row = 0;
+                self.patience.succeeded(kind);
             }
             Ok(false) => {
                 counts.not_found += 1;
+                self.patience.succeeded(kind);
                 self.tally.example(|| format!("record {number} is not there"));
             }
             Err(error) => {
                 counts.errors += 1;
-                self.note(error);
+                self.note(kind, (begun.at, end), &error);
             }
         }
         if kind == OpKind::Insert {
@@ -274,13 +273,12 @@ impl<'a, S: Store, C: Clock> Worker<'a, S, C> {
 
     /// Decides whether an error ends the thread.
     #[cold]
-    pub(super) fn note(&mut self, error: StoreError) {
+    fn note(&mut self, kind: OpKind, ticks: (u64, u64), error: &StoreError) {
         self.tally.example(|| error.to_string());
-        self.errors_in_a_row += 1;
-        let gone = matches!(error, StoreError::NoConnection(_));
-        if gone || self.errors_in_a_row >= ERRORS_IN_A_ROW_MAX {
+        if let Some(fatal) = self.patience.failed(kind, ticks, error, &self.clock) {
+            let gone = matches!(fatal, StoreError::NoConnection(_)) || fatal.is_unanswered();
             self.shared.stop.fetch_or(gone, Ordering::Relaxed);
-            self.tally.fatal.get_or_insert(error);
+            self.tally.fatal.get_or_insert(fatal);
         }
     }
 

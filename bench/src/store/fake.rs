@@ -26,6 +26,21 @@ pub struct Behaviour {
     pub fail_every: u64,
     /// Operations after which the connection is gone; 0 for never.
     pub dies_after: u64,
+    /// From when on operations fail, and how.
+    pub outage: Option<Outage>,
+}
+
+/// A time from which on nothing succeeds any more.
+#[derive(Debug, Clone, Copy)]
+pub struct Outage {
+    /// Operations of a handle that are served before.
+    pub after: u64,
+    /// Whether reads fail too: those of shared memory need no server.
+    pub of_reads: bool,
+    /// Whether operations are refused; otherwise there is no answer to them.
+    pub refuses: bool,
+    /// What a failing operation takes.
+    pub takes_ns: u64,
 }
 
 /// The newest and the one before it.
@@ -97,11 +112,22 @@ const fn is_turn(count: u64, every: u64) -> bool {
 }
 
 impl FakeStore {
-    fn serve(&mut self) -> Result<(), StoreError> {
-        let Behaviour { service_ns, stall_at_ns, stall_ns, dies_after, .. } = self.fake.behaviour;
+    fn serve(&mut self, is_read: bool) -> Result<(), StoreError> {
+        let Behaviour { service_ns, stall_at_ns, stall_ns, dies_after, outage, .. } = self.fake.behaviour;
         self.operations += 1;
         if dies_after != 0 && self.operations > dies_after {
             return Err(StoreError::NoConnection("the fake server is gone".into()));
+        }
+        if let Some(outage) = outage
+            && self.operations > outage.after
+            && (outage.of_reads || !is_read)
+        {
+            self.fake.clock.advance(outage.takes_ns);
+            return Err(match (outage.refuses, is_read) {
+                (true, _) => StoreError::Refused("the fake server is full".into()),
+                (false, true) => StoreError::NoAnswer("the fake server does not answer".into()),
+                (false, false) => StoreError::Unknown("the fake server does not answer".into()),
+            });
         }
         if !self.stalled && stall_at_ns.is_some_and(|at| self.fake.clock.begin() >= at) {
             self.stalled = true;
@@ -114,7 +140,7 @@ impl FakeStore {
 
 impl Store for FakeStore {
     fn read(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, StoreError> {
-        self.serve()?;
+        self.serve(true)?;
         self.reads += 1;
         let behaviour = self.fake.behaviour;
         let map = self.fake.lock();
@@ -137,7 +163,7 @@ impl Store for FakeStore {
     }
 
     fn write(&mut self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
-        self.serve()?;
+        self.serve(false)?;
         self.writes += 1;
         if is_turn(self.writes, self.fake.behaviour.fail_every) {
             return Err(StoreError::Unknown("the fake server did not answer".into()));

@@ -67,10 +67,13 @@ fn store_error(error: Error) -> StoreError {
         Error::Url { .. } | Error::Connect { .. } | Error::Identity(_) | Error::Broken(_) => {
             StoreError::NoConnection(text)
         }
-        Error::Refused(_) | Error::KeyEmpty | Error::KeyTooLong { .. } | Error::ValueTooLarge { .. } => {
-            StoreError::Refused(text)
-        }
+        Error::Refused(_)
+        | Error::NotAdmitted { .. }
+        | Error::KeyEmpty
+        | Error::KeyTooLong { .. }
+        | Error::ValueTooLarge { .. } => StoreError::Refused(text),
         Error::OutcomeUnknown { .. } => StoreError::Unknown(text),
+        Error::Timeout { .. } => StoreError::NoAnswer(text),
         _ => StoreError::Failed(text),
     }
 }

@@ -33,9 +33,30 @@ pub enum StoreError {
     /// A write that may have happened, or may happen later.
     #[error("outcome unknown: {0}")]
     Unknown(String),
-    /// No answer by the deadline, or anything else.
+    /// No answer by the deadline; nothing was written.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// Anything else.
     #[error("{0}")]
     Failed(String),
+}
+
+impl StoreError {
+    /// Whether a timeout passed without a word from the server.
+    pub const fn is_unanswered(&self) -> bool {
+        matches!(self, Self::NoAnswer(_) | Self::Unknown(_))
+    }
+
+    /// What a run reports that ends with this error because of `why`.
+    pub(crate) fn given_up(&self, why: &str) -> Self {
+        let with_reason = |text: &str| format!("{text}; gave up after {why}");
+        match self {
+            Self::NoConnection(text) => Self::NoConnection(with_reason(text)),
+            Self::Refused(text) => Self::Refused(with_reason(text)),
+            Self::NoAnswer(text) | Self::Unknown(text) => Self::NoAnswer(with_reason(text)),
+            Self::Failed(text) => Self::Failed(with_reason(text)),
+        }
+    }
 }
 
 /// One operation to be submitted.

@@ -11,25 +11,39 @@ use super::zipfian::{Draw, Gray, THETA};
 use super::{Chooser, Distribution, WorkloadPlan};
 use crate::rng::Rng;
 
-/// Which record a step is about.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Which record a step is about, and what [`Step::bits`] holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
-    /// Known, and its key is written out.
-    Record(u64),
-    /// Counted back from the newest acknowledged record when the step's turn comes.
-    Latest(Draw),
-    /// A new one.
+    /// Known, and its key is written out: the record's number.
+    Record,
+    /// Counted back from the newest acknowledged record when the step's turn comes: [`Draw::Rank`].
+    LatestRank,
+    /// The same: the bits of [`Draw::Share`].
+    LatestShare,
+    /// A new one: nothing.
     New,
 }
 
-/// One operation.
+/// One operation, in 16 bytes: four to a cache line, because the next ones are read ahead while the store is busy.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
-    /// What to do.
-    pub kind: OpKind,
-    target: Target,
+    bits: u64,
     slot: u32,
     key_bytes: u16,
+    target: Target,
+    /// What to do.
+    pub kind: OpKind,
+}
+
+const _: () = assert!(size_of::<Step>() == 16);
+
+impl Step {
+    fn latest(draw: Draw) -> (Target, u64) {
+        match draw {
+            Draw::Rank(rank) => (Target::LatestRank, rank),
+            Draw::Share(share) => (Target::LatestShare, share.to_bits()),
+        }
+    }
 }
 
 /// The operations of one thread.
@@ -47,7 +61,13 @@ pub struct Trace {
     steps_max: usize,
 }
 
-/// Steps of a chunk over all threads together: about 50 bytes each.
+/// Steps that are brought into the processor's caches together. The keys lie in memory in order, but among a store's
+/// random accesses the processor does not always fetch them ahead, and a miss would be charged to the store.
+pub const TOUCHED_STEPS: usize = 128;
+
+const LINE_BYTES: usize = 64;
+
+/// Steps of a chunk over all threads together: about 40 bytes each.
 const STEPS_MAX_OVER_THREADS: usize = 4 << 20;
 
 impl Trace {
@@ -69,9 +89,23 @@ impl Trace {
     /// The next step, or nothing when the chunk is used up.
     #[inline]
     pub fn next_step(&mut self) -> Option<Step> {
+        if self.next.is_multiple_of(TOUCHED_STEPS) {
+            self.touch(self.next);
+        }
         let step = self.steps.get(self.next).copied();
         self.next += 1;
         step
+    }
+
+    /// Loads [`TOUCHED_STEPS`] steps and their keys from `first` on, so that they are in the caches when they are
+    /// needed.
+    pub fn touch(&self, first: usize) {
+        let last = (first + TOUCHED_STEPS).min(self.steps.len());
+        let Some(steps) = self.steps.get(first..last) else { return };
+        let keys = &self.keys[first * self.stride_bytes..last * self.stride_bytes];
+        let of_steps = steps.iter().step_by(LINE_BYTES / size_of::<Step>()).map(|step| u64::from(step.slot));
+        let of_keys = keys.iter().step_by(LINE_BYTES).map(|byte| u64::from(*byte));
+        std::hint::black_box(of_steps.sum::<u64>() + of_keys.sum::<u64>());
     }
 
     /// Makes the next chunk of at most `wanted` steps (more than 0).
@@ -85,18 +119,18 @@ impl Trace {
             .then(|| Gray::new(stored.saturating_sub(1).max(1), THETA));
         for slot in 0..steps {
             let kind = self.plan.mix.pick(self.rng.next_f64());
-            let target = match (kind, &latest, &self.chooser) {
-                (OpKind::Insert, ..) => Target::New,
-                (_, Some(gray), _) => Target::Latest(gray.draw(self.rng.next_f64())),
-                (_, _, Some(chooser)) => Target::Record(chooser.number(&mut self.rng, stored)),
+            let (target, bits) = match (kind, &latest, &self.chooser) {
+                (OpKind::Insert, ..) => (Target::New, 0),
+                (_, Some(gray), _) => Step::latest(gray.draw(self.rng.next_f64())),
+                (_, _, Some(chooser)) => (Target::Record, chooser.number(&mut self.rng, stored)),
                 (_, None, None) => {
                     self.next_in_order += 1;
-                    Target::Record(self.next_in_order - 1)
+                    (Target::Record, self.next_in_order - 1)
                 }
             };
-            let mut step = Step { kind, target, slot: slot as u32, key_bytes: 0 };
-            if let Target::Record(number) = target {
-                step.key_bytes = self.write_key(step, number);
+            let mut step = Step { bits, slot: slot as u32, key_bytes: 0, target, kind };
+            if target == Target::Record {
+                step.key_bytes = self.write_key(step, bits);
             }
             self.steps.push(step);
         }
@@ -126,12 +160,15 @@ impl Trace {
         new_record: impl FnOnce() -> u64,
     ) -> u64 {
         let number = match step.target {
-            Target::Record(number) => return number,
-            Target::Latest(draw) => latest_number(draw, inserts.acknowledged()),
+            Target::Record => return step.bits,
+            Target::LatestRank => latest_number(Draw::Rank(step.bits), inserts.acknowledged()),
+            Target::LatestShare => {
+                latest_number(Draw::Share(f64::from_bits(step.bits)), inserts.acknowledged())
+            }
             Target::New => new_record(),
         };
         step.key_bytes = self.write_key(*step, number);
-        step.target = Target::Record(number);
+        (step.target, step.bits) = (Target::Record, number);
         number
     }
 

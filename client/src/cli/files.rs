@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::Args;
 use kv_client::{Client, Completion, Error, KEY_MAX_BYTES, Outcome, Ticket, VALUE_MAX_BYTES};
 
-use super::{CliError, End, io, progress};
+use super::{CliError, End, io, print, progress};
 
 /// PUTs under way at once.
 const DEPTH: usize = 32;
@@ -81,18 +81,18 @@ impl<'a> Tally<'a> {
         self.name(path, what);
     }
 
-    fn end(&self, started: Instant) -> End {
+    fn end(&self, started: Instant) -> Result<End, CliError> {
         let seconds = started.elapsed().as_secs_f64();
         let mib = self.bytes as f64 / f64::from(1 << 20);
         let rate = mib / seconds.max(1e-9);
-        println!(
+        print(format_args!(
             "{} files {}, {mib:.1} MiB, in {seconds:.2} s ({rate:.0} MiB/s); {} failed, {} too large",
             self.done, self.verb, self.failed, self.too_large
-        );
+        ))?;
         if self.is_refused || (self.too_large > 0 && !self.arguments.skip_too_large) {
-            return End::Refused;
+            return Ok(End::Refused);
         }
-        if self.failed > 0 { End::NotFoundOrDiffers } else { End::Done }
+        Ok(if self.failed > 0 { End::NotFoundOrDiffers } else { End::Done })
     }
 }
 
@@ -122,7 +122,7 @@ pub(super) fn load(client: &mut Client, arguments: &FilesArguments) -> Result<En
         stored(client.wait()?, &mut in_flight, &mut tally)?;
     }
     bar.finish_and_clear();
-    Ok(tally.end(started))
+    tally.end(started)
 }
 
 fn stored(
@@ -183,8 +183,11 @@ pub(super) fn verify(client: &mut Client, arguments: &FilesArguments) -> Result<
     bar.finish_and_clear();
     let stats = client.stats();
     let reads = stats.reads as f64 / stats.gets.max(1) as f64;
-    println!("{} GETs, {reads:.2} READs per GET, {} answered by the server", stats.gets, stats.asked_server);
-    Ok(tally.end(started))
+    print(format_args!(
+        "{} GETs, {reads:.2} READs per GET, {} answered by the server",
+        stats.gets, stats.asked_server
+    ))?;
+    tally.end(started)
 }
 
 /// The regular files under `dir`, sorted by path.

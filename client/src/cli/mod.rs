@@ -47,7 +47,8 @@ enum Command {
         /// The key.
         key: OsString,
     },
-    /// Store VALUE under KEY if the key's version is VERSION; print the new version, or the one found instead.
+    /// Store VALUE under KEY if the key's version is VERSION, and print the new version. Another version is named on
+    /// standard error.
     Cas {
         /// The key.
         key: OsString,
@@ -126,7 +127,7 @@ impl CliError {
             | CliError::Client(
                 Error::KeyEmpty | Error::KeyTooLong { .. } | Error::ValueTooLarge { .. } | Error::Url { .. },
             ) => 2,
-            CliError::Client(Error::Refused(_)) => 4,
+            CliError::Client(Error::Refused(_) | Error::NotAdmitted { .. }) => 4,
             CliError::Client(_) => 3,
         }
     }

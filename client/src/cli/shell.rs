@@ -6,7 +6,8 @@ use kv_client::Client;
 
 use super::{CliError, End, io};
 
-const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help";
+const HELP: &str =
+    "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help | quit";
 
 pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
     let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -17,23 +18,27 @@ pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
         write!(stdout, "{prompt}").and_then(|()| stdout.flush()).map_err(failed)?;
         let Some(line) = lines.next() else { return Ok(End::Done) };
         let line = line.map_err(failed)?;
+        if matches!(line.trim_ascii(), b"quit" | b"exit") {
+            return Ok(End::Done);
+        }
         let answer = match answer(client, line.trim_ascii()) {
             Ok(answer) => answer,
             // A refusal or a deadline ends one command, not the shell; a lost connection ends both.
             Err(error @ CliError::Client(kv_client::Error::Broken(_))) => return Err(error),
-            Err(error) => format!("error: {error}").into_bytes(),
+            Err(error) => Some(format!("error: {error}").into_bytes()),
         };
-        if !answer.is_empty() {
+        if let Some(answer) = answer {
             stdout.write_all(&answer).and_then(|()| writeln!(stdout)).map_err(failed)?;
         }
     }
 }
 
-fn answer(client: &mut Client, line: &[u8]) -> Result<Vec<u8>, CliError> {
+/// The answer to a line; none to an empty one. An empty value is an answer.
+fn answer(client: &mut Client, line: &[u8]) -> Result<Option<Vec<u8>>, CliError> {
     let (command, rest) = split_word(line);
     let not_found = || b"(not found)".to_vec();
-    Ok(match command {
-        b"" => Vec::new(),
+    Ok(Some(match command {
+        b"" => return Ok(None),
         b"get" => client.get(rest)?.map_or_else(not_found, |value| value.bytes),
         b"put" => {
             let (key, value) = split_word(rest);
@@ -56,7 +61,7 @@ fn answer(client: &mut Client, line: &[u8]) -> Result<Vec<u8>, CliError> {
         b"ping" => format!("{:.1} us", client.ping()?.as_nanos() as f64 / 1e3).into_bytes(),
         b"help" => HELP.into(),
         other => format!("error: no command {:?}; {HELP}", String::from_utf8_lossy(other)).into_bytes(),
-    })
+    }))
 }
 
 /// The first word and, after the white space behind it, the rest.

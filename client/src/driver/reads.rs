@@ -1,7 +1,8 @@
 //! GETs and whatever else READs the region.
 
 use kv_common::block::{Verdict, judge};
-use kv_common::layout::{HOME_LINES, LINE_WORDS, LineNumber, SEGMENT_LINES, superblock};
+use kv_common::hash::KeyHash;
+use kv_common::layout::{HOME_LINES, LINE_WORDS, LineNumber, SEGMENT_LINES, Slot, superblock};
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
 use kv_common::transport::{Broken, ReadNow, Transport};
@@ -17,6 +18,9 @@ const BLOCKING_TOKEN: u64 = u64::MAX - 1;
 
 /// Words of one READ of a warm-up.
 const WARM_UP_WORDS: usize = 8 << 10;
+
+/// Words of a block that are fetched ahead: the processor follows a longer copy by itself.
+const PREFETCH_WORDS_MAX: usize = 256;
 
 /// Words of the guard line: owner, place epoch, directory depth, LEASE.
 const GUARD_WORDS: usize = 8;
@@ -65,22 +69,35 @@ impl<T: Transport> Driver<T> {
     #[inline]
     pub(crate) fn get_now(&mut self, key: &[u8]) -> Result<GetNow, Error> {
         let hash = self.view.hash(key);
+        let slot = self.cache.first_in_window(self.view.home(hash), hash);
+        self.get_at(key, hash, slot, self.cache.place_epoch())
+    }
+
+    /// The same, of a key whose hash is known, and the slot that the index cache had for it under `place_epoch`.
+    #[inline]
+    pub(crate) fn get_at(
+        &mut self,
+        key: &[u8],
+        hash: KeyHash,
+        slot: Option<Slot>,
+        place_epoch: u64,
+    ) -> Result<GetNow, Error> {
         if self.broken.is_some() || self.is_behind_write(hash) {
             return Ok(GetNow::Submit);
         }
-        self.stats.index_cache_lookups += 1;
-        let home = self.view.home(hash);
-        let matches = self.cache.find(home, hash);
-        // Whatever is read from here on is at least as new as what the cache was learned under.
-        let place_epoch = self.cache.place_epoch();
-        let slot = matches.slots().first().copied();
+        // Whatever is read from here on is at least as new as what the slot was learned under.
         let Some((slot, len_words)) = slot.and_then(|slot| Some((slot, self.view.block_words(slot)?))) else {
             let mut get = Get::new(hash);
-            let action = self.step(&mut get, None, place_epoch);
+            let action = self.step(&mut get, None, self.cache.place_epoch());
             return self.run_now(key, get, action);
         };
+        self.stats.index_cache_lookups += 1;
         self.stats.reads += 1;
         self.stats.read_bytes += len_words as u64 * 8;
+        if len_words > LINE_WORDS * 4 {
+            // The copy's loads fill the processor's window after some lines; this asks for all lines at once.
+            self.transport.prefetch(slot.place().word(), len_words.min(PREFETCH_WORDS_MAX));
+        }
         let Some(epoch_now) = self.read_into_scratch(slot.place().word(), len_words)? else {
             return Ok(GetNow::Submit);
         };
@@ -92,7 +109,8 @@ impl<T: Transport> Driver<T> {
             self.count_get(Some(true));
             return Ok(GetNow::Found { version, value });
         }
-        let mut get = Get::at_cached_block(hash, home, matches, place_epoch);
+        let home = self.view.home(hash);
+        let mut get = Get::at_cached_block(hash, home, slot, self.cache.find(home, hash), place_epoch);
         let action = self.step(&mut get, Some((key, len_words)), epoch_now);
         self.run_now(key, get, action)
     }
@@ -143,21 +161,21 @@ impl<T: Transport> Driver<T> {
         &bytes_of(&self.scratch)[value]
     }
 
-    /// Fetches into the processor's cache what the first step of a GET of this key looks at.
+    /// The hash of a key; fetches into the processor's cache what a GET of it looks at first.
     #[inline]
-    pub(crate) fn prefetch_lines(&self, key: &[u8]) {
-        self.cache.prefetch(self.view.home(self.view.hash(key)));
+    pub(crate) fn prefetch_lines(&self, key: &[u8]) -> KeyHash {
+        let hash = self.view.hash(key);
+        self.cache.prefetch(self.view.home(hash));
+        hash
     }
 
-    /// Fetches the block that the index cache names for this key.
+    /// The slot that the index cache has for a hash; fetches the start of its block.
     #[inline]
-    pub(crate) fn prefetch_block(&self, key: &[u8]) {
-        let hash = self.view.hash(key);
-        if let Some(&slot) = self.cache.find(self.view.home(hash), hash).slots().first()
-            && let Some(len_words) = self.view.block_words(slot)
-        {
-            self.transport.prefetch(slot.place().word(), len_words);
-        }
+    pub(crate) fn prefetch_block(&self, hash: KeyHash) -> Option<Slot> {
+        let slot = self.cache.first_in_window(self.view.home(hash), hash)?;
+        let len_words = self.view.block_words(slot)?;
+        self.transport.prefetch(slot.place().word(), len_words.min(PREFETCH_WORDS_MAX));
+        Some(slot)
     }
 
     #[cold]
@@ -180,7 +198,6 @@ impl<T: Transport> Driver<T> {
 
     /// Starts a submitted GET, or starts it over.
     pub(super) fn start_get(&mut self, key: usize) {
-        self.stats.index_cache_lookups += 1;
         self.advance(key, None);
     }
 
@@ -360,7 +377,7 @@ impl<T: Transport> Driver<T> {
 
     /// Starts GETs over that waited for a write to their key, if no other that was submitted before them is left. Those
     /// submitted after them do not count: a client that always has one in flight would never get an answer.
-    pub(super) fn resume_behind(&mut self, hash: kv_common::hash::KeyHash) {
+    pub(super) fn resume_behind(&mut self, hash: KeyHash) {
         let writes = self.ops.iter().filter(|(_, op)| op.is_write() && op.hash == hash);
         let first_write = writes.map(|(_, op)| op.ticket).min();
         self.resume(|op| {

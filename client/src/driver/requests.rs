@@ -165,9 +165,11 @@ fn wire_value(op: &Op, is_staging_lent: bool) -> Option<wire::Value<'_>> {
     if bytes.len() <= INLINE_VALUE_MAX_BYTES {
         return Some(wire::Value::Inline(bytes));
     }
-    let staged =
-        wire::Value::Staged { offset_bytes: 0, len_bytes: bytes.len() as u32, hash: payload_hash(bytes) };
-    (!is_staging_lent).then_some(staged)
+    (!is_staging_lent).then(|| wire::Value::Staged {
+        offset_bytes: 0,
+        len_bytes: bytes.len() as u32,
+        hash: payload_hash(bytes),
+    })
 }
 
 /// Copies a value to the start of the staging area, which nobody reads at the moment.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `format` | [`Table::create`]: cuts a zeroed region into segments and writes superblock, directory and index |
 //! | `worker` | [`Worker`]: what one worker thread owns; giving blocks back |
-//! | `lookup` | [`Table::find`], [`Table::room`]: where a key is, where a new one may go; both under the stripes |
+//! | `lookup` | `Table::find`, `Table::room`: where a key is, where a new one may go; both under the stripes |
 //! | `get` | GET by SEND: a look without locks, then one under the stripes |
 //! | `put` | insert, update, compare-and-set: what happens under the stripes |
 //! | `publish` | the stores of a write, in their order, and why it is that order |

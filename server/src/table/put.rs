@@ -3,8 +3,6 @@
 //! What depends on key and value alone (the payload and its hash) is made before the stripes are taken; blocks too large
 //! to be updated in place are even written to the region before, since nobody can reach them yet.
 
-use std::ops::Range;
-
 use kv_common::block;
 use kv_common::hash::KeyHash;
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span};
@@ -21,8 +19,9 @@ use crate::dispatch::Ack;
 /// again. A block of this size is written in some 200 ns, less than a remote READ of it takes. Larger ones get a new
 /// block: their readers would look again too often, and their payload can be written before the stripes are taken.
 const IN_PLACE_BYTES_MAX: u64 = 4096;
-/// Times that a write looks for a block. Before each but the first, blocks on their way back are asked for.
-const BLOCK_ATTEMPTS_MAX: u32 = 3;
+/// Times that a write looks for a block while blocks are on their way back. Another worker may have to be given the
+/// processor before it lets go of them.
+const BLOCK_ATTEMPTS_MAX: u32 = 200;
 
 /// A write that was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +70,24 @@ impl Worker {
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
         let payload = self.encode_payload(key, value);
-        let mut more_attempts: Range<u32> = 1..BLOCK_ATTEMPTS_MAX;
+        let mut attempts = 1;
         loop {
             let mut left = Left::default();
             let outcome = self.write(key, &payload, expected, &mut left, ack);
             self.clean_up(payload.span, left);
-            match outcome {
-                Err(Refusal::RegionFull { .. }) if more_attempts.next().is_some() => self.reclaim(),
-                outcome => return outcome,
+            if !matches!(outcome, Err(Refusal::RegionFull { .. })) || attempts >= BLOCK_ATTEMPTS_MAX {
+                return outcome;
             }
+            if self.table.slab.waiting() == 0 {
+                // The last one may have come back just now; after one more look it is certain that there is none.
+                attempts = BLOCK_ATTEMPTS_MAX;
+                continue;
+            }
+            if attempts > 1 {
+                std::thread::yield_now();
+            }
+            self.reclaim();
+            attempts += 1;
         }
     }
 

@@ -4,7 +4,7 @@
 //! start at multiples of its size from the segment's start; a class above 1 MiB gets one block out of a segment.
 //! Segments keep their class for now: a class that was emptied keeps its blocks for later keys of the same size.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kv_common::layout::{
     Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, span_max, superblock,
@@ -21,6 +21,8 @@ pub(super) struct Slab {
     pool: Mutex<Vec<u64>>,
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
+    /// No segment is free: what is freed is what there is.
+    is_scarce: AtomicBool,
 }
 
 /// The blocks of one size.
@@ -56,6 +58,7 @@ impl Slab {
             classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
             pool: Mutex::new(free_segments.rev().collect()),
             waiting: AtomicU64::new(0),
+            is_scarce: AtomicBool::new(false),
         }
     }
 
@@ -97,6 +100,11 @@ impl Slab {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    /// True once the pool is empty. Segments do not come back to it.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.is_scarce.load(Ordering::Relaxed)
+    }
+
     pub(super) fn free_segments(&self) -> u64 {
         self.pool.lock().len() as u64
     }
@@ -118,7 +126,10 @@ impl Slab {
     /// Takes a segment out of the pool. The segment table says so before anything of it is used.
     #[cold]
     fn take_segment(&self, span: Span) -> Option<u64> {
-        let segment = self.pool.lock().pop()?;
+        let mut pool = self.pool.lock();
+        let segment = pool.pop()?;
+        self.is_scarce.store(pool.is_empty(), Ordering::Relaxed);
+        drop(pool);
         let entry = SegmentEntry { kind: SegmentKind::Blocks, class: span.0 };
         self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
         tracing::debug!(segment, block_bytes = span.bytes(), "segment cut into blocks");

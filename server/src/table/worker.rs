@@ -74,7 +74,12 @@ impl Worker {
     pub(super) fn retire(&self, slot: Slot) {
         self.table.slab.note_waiting();
         let slab = Arc::clone(&self.table.slab);
-        self.epoch.pin().defer(move || slab.give_back_waiting(slot));
+        let pinned = self.epoch.pin();
+        pinned.defer(move || slab.give_back_waiting(slot));
+        if self.table.slab.is_scarce() {
+            // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full.
+            pinned.flush();
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use kv_common::transport::shm::hello::{receive_hello, send_hello};
 use kv_common::transport::shm::mapping::{map_channel, map_region};
 use kv_common::transport::shm::socket::connect;
 use kv_common::wire::{Op, Reply, Request, Value};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// No wait in these tests is expected to take more than a moment; one that takes this long has failed.
@@ -92,17 +93,25 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(mut command: Command, log: &Path) -> Server {
-        let mut child = command.stdout(Stdio::piped()).stderr(File::create(log).unwrap()).spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let server = Server { child, ready, log: log.to_owned() };
+    pub(crate) fn start(command: Command, log: &Path) -> Server {
+        Server::start_logging_to(File::create(log).unwrap(), command, log)
+    }
+
+    /// A server whose standard error is `stderr`; it has a log that can be read only if that is the file `log`.
+    pub(crate) fn start_logging_to(stderr: impl Into<Stdio>, mut command: Command, log: &Path) -> Server {
+        let child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        let mut server = Server { child, ready: String::new(), log: log.to_owned() };
+        let out = server.child.stdout.take().unwrap();
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        let said = poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&patience)).unwrap() > 0;
+        assert!(said, "neither ready nor at its end; log:\n{}", server.log());
+        BufReader::new(out).read_line(&mut server.ready).unwrap();
         assert!(server.ready.starts_with("ready "), "no readiness line; log:\n{}", server.log());
         server
     }
 
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
+        std::fs::read_to_string(&self.log).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
     pub(crate) fn pid(&self) -> u32 {

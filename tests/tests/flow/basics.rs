@@ -1,8 +1,9 @@
 //! Single operations and their outcomes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use kv_client::{CasOutcome, Error, KEY_MAX_BYTES, Value};
+use kv_client::{CasOutcome, Client, Error, KEY_MAX_BYTES, Options, Value};
 
 use crate::live::server::{Needs, Start};
 
@@ -156,4 +157,24 @@ pub(crate) fn versions_rise(start: Start) {
         assert!(seen.insert(version), "round {round}: {version} was used before");
         last[key] = version;
     }
+}
+
+pub(crate) fn timeouts_have_any_length(start: Start) {
+    let server = start(Needs::default());
+    let connect = |timeout| Client::connect_with(&server.url, &Options { timeout, ..Options::default() });
+    let at_once = connect(Duration::ZERO);
+    assert!(matches!(at_once, Err(Error::Connect { .. })), "{at_once:?}");
+    let mut patient = connect(Duration::MAX).unwrap();
+    patient.put(b"key", b"value").unwrap();
+    patient.put(b"large", &[7; 100_000]).unwrap();
+    assert_eq!(patient.get(b"key").unwrap().unwrap().bytes, b"value");
+    // Too short for an answer: known not to have happened, or not known, or done after all.
+    let Ok(mut hasty) = connect(Duration::from_micros(1500)) else { return };
+    for round in 0..50_u64 {
+        match hasty.put(b"hasty", &round.to_le_bytes()) {
+            Ok(_) | Err(Error::Timeout { .. } | Error::OutcomeUnknown { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(hasty.stats().timeouts <= 50 && hasty.stats().writes == 50);
 }

@@ -133,29 +133,6 @@ fn check_rounds(outcomes: HashMap<Ticket, Outcome>, expected: &mut HashMap<Ticke
     }
 }
 
-pub(crate) fn gets_do_not_wait_for_later_writes(start: Start) {
-    let server = start(Needs::default());
-    let mut client = server.connect();
-    let mut gets = 0;
-    for round in 0..100_u64 {
-        client.submit_put(b"key", &round.to_le_bytes()).unwrap();
-        let get = client.submit_get(b"key").unwrap();
-        // There is always a write in flight until the GET is done.
-        for later in 1..10_000 {
-            client.submit_put(b"key", &(round + later).to_le_bytes()).unwrap();
-            let done = client.wait().unwrap().unwrap();
-            if done.ticket == get {
-                let Outcome::Get(Ok(Some(value))) = done.outcome else { panic!("{:?}", done.outcome) };
-                assert!(u64::from_le_bytes(value.bytes.try_into().unwrap()) >= round);
-                gets += 1;
-                break;
-            }
-        }
-        take_all(&mut client);
-    }
-    assert_eq!(gets, 100);
-}
-
 pub(crate) fn writes_of_one_key_keep_their_order(start: Start) {
     let server = start(Needs { workers: 2, ..Needs::default() });
     let mut client = server.connect();

@@ -6,7 +6,7 @@ use crate::live::server::{Needs, Start};
 use crate::live::value_of;
 
 fn key_of(i: u64) -> [u8; 8] {
-    i.to_be_bytes()
+    i.to_le_bytes()
 }
 
 fn assert_all_there(client: &mut Client, keys: impl Iterator<Item = u64>, len_bytes: usize) {

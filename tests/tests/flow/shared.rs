@@ -75,7 +75,7 @@ pub(crate) fn increments_by_compare_and_set_are_never_lost(start: Start) {
 /// A value that names itself and proves that it is whole.
 fn numbered(number: u64) -> Vec<u8> {
     // Mostly written in place, where readers are in the way most often.
-    let len_bytes = if number % 16 == 0 { 6000 } else { 3800 };
+    let len_bytes = if number.is_multiple_of(16) { 6000 } else { 3800 };
     [&number.to_le_bytes()[..], &value_of(number, len_bytes)].concat()
 }
 

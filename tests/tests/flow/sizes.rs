@@ -30,7 +30,7 @@ fn boundary_sizes() -> Vec<usize> {
 }
 
 fn key_of(size: usize) -> [u8; KEY_BYTES] {
-    (size as u64).to_be_bytes()
+    (size as u64).to_le_bytes()
 }
 
 fn assert_value(client: &mut Client, key: &[u8], value: &[u8]) {

@@ -20,13 +20,18 @@ pub(crate) fn deadline() -> Instant {
 }
 
 /// Looks again and again until `look` finds something.
-pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    try_wait_for(look).unwrap_or_else(|| panic!("waited in vain: {what}"))
+}
+
+/// As `wait_for`; `None` when patience is at its end.
+pub(crate) fn try_wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = deadline();
     loop {
-        if let Some(found) = look() {
+        let found = look();
+        if found.is_some() || Instant::now() >= deadline {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,4 +1,4 @@
-//! The programs under test: `kv-server` and `kv`, as they are shipped.
+//! The programs under test: `kv-server` and `kv-bench`, as they are shipped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,6 +10,13 @@ const PROGRAMS_DIR: &str = "KV_TESTS_PROGRAMS";
 /// The `kv-server` program.
 pub(crate) fn kv_server() -> PathBuf {
     programs().join("kv-server")
+}
+
+/// The `kv-bench` program.
+#[expect(clippy::allow_attributes, reason = "not every test program measures")]
+#[allow(dead_code)]
+pub(crate) fn kv_bench() -> PathBuf {
+    programs().join("kv-bench")
 }
 
 /// Where the programs are. They belong to other packages than the tests, so cargo does not build them for us; and they
@@ -26,7 +33,7 @@ fn build() -> PathBuf {
         .current_dir(root)
         // The profile of the tests: what they have built already is not built again.
         .args(["build", "--quiet", "--offline", "--profile", "test", "--message-format", "json"])
-        .args(["--package", "kv-server", "--bin", "kv-server"])
+        .args(["--package", "kv-server", "--package", "kv-bench", "--bin", "kv-server", "--bin", "kv-bench"])
         .stdin(Stdio::null())
         .output()
         .expect("cargo can be run");

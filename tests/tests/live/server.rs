@@ -10,7 +10,7 @@ use kv_client::{Client, Options};
 use kv_server::config::{Config, PagePolicy, parse_size};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{procfs, programs, wait_for};
+use super::{procfs, programs, try_wait_for, wait_for};
 
 /// What a test wants of its server.
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +163,42 @@ impl Server {
     /// Waits for the end of the process.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         wait_for("the server ends", || self.child.try_wait().unwrap())
+    }
+}
+
+/// What a server holds for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    pub(crate) descriptors: usize,
+    pub(crate) channels: usize,
+    pub(crate) sessions: u64,
+}
+
+impl Server {
+    /// What it holds now, as far as `client` and the kernel know.
+    pub(crate) fn footprint(&self, client: &mut Client) -> Footprint {
+        let sessions = client.server_stat().unwrap().counters["sessions"];
+        let (descriptors, channels) = (procfs::descriptors(self.pid()), procfs::channels(self.pid()));
+        Footprint { descriptors, channels, sessions }
+    }
+
+    /// What it holds when `client` is the only one.
+    pub(crate) fn footprint_of_one(&self, client: &mut Client) -> Footprint {
+        wait_for("one session", || Some(self.footprint(client)).filter(|now| now.sessions == 1))
+    }
+
+    /// Waits until it holds no more than it did then. It may be a descriptor less: a session counts a moment before the
+    /// server closes its own descriptor of the channel.
+    pub(crate) fn wait_for_footprint(&self, then: Footprint, client: &mut Client) {
+        let mut last = None;
+        let look = || {
+            let now = last.insert(self.footprint(client));
+            let is_as_then = (now.channels, now.sessions) == (then.channels, then.sessions);
+            (is_as_then && now.descriptors <= then.descriptors).then_some(())
+        };
+        if try_wait_for(look).is_none() {
+            panic!("{last:?} now, {then:?} before");
+        }
     }
 }
 

@@ -9,18 +9,13 @@ use kv_client::{Client, Error, Options, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stopped::at_rest;
-use crate::live::server::{Needs, Server, Site};
+use crate::live::server::{Needs, Site};
 use crate::live::{PATIENCE, procfs, value_of, wait_for};
 
 /// A small client: three hundred full index caches are not what this is about.
 fn connect(site: &Site) -> Client {
     let options = Options { timeout: PATIENCE, index_cache_bytes: 64 << 10 };
     Client::connect_with(&site.url(), &options).unwrap()
-}
-
-fn measure(server: &Server, client: &mut Client) -> (usize, usize, u64) {
-    let sessions = client.server_stat().unwrap().counters["sessions"];
-    (procfs::descriptors(server.pid()), procfs::channels(server.pid()), sessions)
 }
 
 #[test]
@@ -30,9 +25,7 @@ fn three_hundred_clients_work_at_once_and_leave_nothing() {
     let site = Site::new();
     let server = site.serve_with(Needs { memory: "64MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
-    let before = wait_for("one session", || {
-        Some(measure(&server, &mut client)).filter(|(_, _, sessions)| *sessions == 1)
-    });
+    let before = server.footprint_of_one(&mut client);
     let together = Barrier::new(THREADS as usize + 1);
     let work = |thread: u64| {
         let mut clients: Vec<Client> = (0..CLIENTS).map(|_| connect(&site)).collect();
@@ -61,17 +54,17 @@ fn three_hundred_clients_work_at_once_and_leave_nothing() {
         }
         together.wait();
         let all = (THREADS * CLIENTS) as usize;
-        wait_for("all are connected", || (measure(&server, &mut client).2 == all as u64 + 1).then_some(()));
-        let (descriptors, channels, _) = measure(&server, &mut client);
-        assert!(descriptors >= before.0 + all && channels >= before.1 + all);
+        wait_for("all are connected", || {
+            (server.footprint(&mut client).sessions == all as u64 + 1).then_some(())
+        });
+        let now = server.footprint(&mut client);
+        assert!(now.descriptors >= before.descriptors + all && now.channels >= before.channels + all);
         for _ in 0..3 {
             together.wait();
             together.wait();
         }
     });
-    wait_for("descriptors, channels and sessions are as before", || {
-        (measure(&server, &mut client) == before).then_some(())
-    });
+    server.wait_for_footprint(before, &mut client);
 }
 
 fn submit(client: &mut Client, number: u64, round: u64) {

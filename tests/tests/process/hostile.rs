@@ -11,7 +11,7 @@ use kv_common::wire::{self, Malformed, Op, Reply, Request, Status};
 
 use crate::live::peer::Peer;
 use crate::live::server::{Needs, Server, Site};
-use crate::live::{PATIENCE, Random, procfs, value_of, wait_for};
+use crate::live::{PATIENCE, Random, procfs, value_of};
 
 const WORD: usize = 8;
 /// Where the request ring and the reply ring's control lines begin, as the channel's layout has it.
@@ -36,11 +36,6 @@ fn assert_unharmed(client: &mut Client, round: u64) {
     }
     client.put(b"round", &round.to_le_bytes()).unwrap();
     assert_eq!(client.get(b"round").unwrap().unwrap().bytes, round.to_le_bytes());
-}
-
-fn measure(server: &Server, client: &mut Client) -> (usize, usize, u64) {
-    let sessions = client.server_stat().unwrap().counters["sessions"];
-    (procfs::descriptors(server.pid()), procfs::channels(server.pid()), sessions)
 }
 
 #[test]
@@ -72,9 +67,7 @@ fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount()
     const DEAF: usize = 10;
     let (site, server, mut client) = good("32MiB");
     client.put(b"large", &value_of(1, 1 << 20)).unwrap();
-    let before = wait_for("one session", || {
-        Some(measure(&server, &mut client)).filter(|(_, _, sessions)| *sessions == 1)
-    });
+    let before = server.footprint_of_one(&mut client);
     let resident_before = procfs::resident_bytes(server.pid());
     let mut deaf: Vec<Peer> = (0..DEAF).map(|_| Peer::connect(&site.socket())).collect();
     for round in 0..50 {
@@ -89,7 +82,7 @@ fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount()
     let grown = procfs::resident_bytes(server.pid()).saturating_sub(resident_before);
     assert!(grown < bound, "{grown} bytes for {DEAF} clients, at most {bound} expected");
     drop(deaf);
-    wait_for("nothing is left", || (measure(&server, &mut client) == before).then_some(()));
+    server.wait_for_footprint(before, &mut client);
     assert_unharmed(&mut client, 50);
 }
 
@@ -132,9 +125,7 @@ fn peer_request(peer: &Peer, value: wire::Value<'_>) -> Vec<u8> {
 #[test]
 fn forged_and_truncated_messages_end_their_session_and_no_other() {
     let (site, server, mut client) = good("32MiB");
-    let before = wait_for("one session", || {
-        Some(measure(&server, &mut client)).filter(|(_, _, sessions)| *sessions == 1)
-    });
+    let before = server.footprint_of_one(&mut client);
     for (round, (name, reason, forge)) in FORGERIES.into_iter().enumerate() {
         let mut peer = Peer::connect(&site.socket());
         forge(&mut peer);
@@ -148,7 +139,7 @@ fn forged_and_truncated_messages_end_their_session_and_no_other() {
         assert_unharmed(&mut client, round as u64);
         assert_eq!(client.get(b"forged"), Ok(None), "{name}");
     }
-    wait_for("nothing is left", || (measure(&server, &mut client) == before).then_some(()));
+    server.wait_for_footprint(before, &mut client);
 }
 
 #[test]
@@ -182,9 +173,7 @@ fn staged_values_that_are_not_what_was_announced_are_refused() {
 #[test]
 fn garbage_scribbled_over_channels_harms_nobody() {
     let (site, server, mut client) = good("32MiB");
-    let before = wait_for("one session", || {
-        Some(measure(&server, &mut client)).filter(|(_, _, sessions)| *sessions == 1)
-    });
+    let before = server.footprint_of_one(&mut client);
     let mut random = Random::new(3);
     for round in 0..60 {
         let mut peer = Peer::connect(&site.socket());
@@ -219,7 +208,7 @@ fn garbage_scribbled_over_channels_harms_nobody() {
             is_over.store(true, Ordering::Relaxed);
         });
     }
-    wait_for("nothing is left", || (measure(&server, &mut client) == before).then_some(()));
+    server.wait_for_footprint(before, &mut client);
     let lines = server.log().lines().count();
     assert!(lines < 60, "complaints are rate-limited: {lines} lines");
 }

@@ -8,7 +8,7 @@ use kv_client::{Client, Completion, Outcome, Ticket};
 
 use crate::live::helper::{Helper, told};
 use crate::live::server::{Needs, Site};
-use crate::live::{PATIENCE, Random, procfs, value_of, wait_for};
+use crate::live::{PATIENCE, Random, value_of};
 
 const ROUNDS: u64 = 25;
 const KEYS: u64 = 8;
@@ -84,15 +84,9 @@ fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged(
     let site = Site::new();
     let server = site.serve_with(Needs { memory: "96MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
-    // Once through all classes of blocks, so that what grows later is not their segments.
     client.put(b"other", b"value").unwrap();
-    let measure = |client: &mut Client| {
-        let counters = client.server_stat().unwrap().counters;
-        let pid = server.pid();
-        (procfs::descriptors(pid), procfs::channels(pid), counters["sessions"], counters["block_bytes"])
-    };
-    let before =
-        wait_for("one session", || Some(measure(&mut client)).filter(|(_, _, sessions, _)| *sessions == 1));
+    let before = server.footprint_of_one(&mut client);
+    let block_bytes_before = client.server_stat().unwrap().counters["block_bytes"];
     let is_over = AtomicBool::new(false);
     let mut random = Random::new(7);
     thread::scope(|scope| {
@@ -116,17 +110,14 @@ fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged(
         bystander.join().unwrap();
     });
     // The session of a client ends before its keys are deleted: nothing of it is done afterwards.
-    wait_for("the sessions have ended", || {
-        let (descriptors, channels, sessions, _) = measure(&mut client);
-        ((descriptors, channels, sessions) == (before.0, before.1, before.2)).then_some(())
-    });
+    server.wait_for_footprint(before, &mut client);
     for round in 0..ROUNDS {
         for key in 0..KEYS {
             client.delete(&key_of(round, key)).unwrap();
         }
     }
-    assert_eq!(measure(&mut client), before);
-    assert_eq!(client.server_stat().unwrap().counters["keys"], 1);
+    let counters = client.server_stat().unwrap().counters;
+    assert_eq!((counters["keys"], counters["block_bytes"]), (1, block_bytes_before));
 }
 
 fn check(client: &mut Client, round: u64, known: &[Known; KEYS as usize]) {

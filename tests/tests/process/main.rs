@@ -3,6 +3,7 @@
 #[path = "../live/mod.rs"]
 mod live;
 
+mod bench;
 mod crowd;
 mod drained;
 mod forked;

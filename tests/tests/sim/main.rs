@@ -50,6 +50,40 @@ fn random_seeds_find_nothing_wrong() {
         }
     }
     println!("{totals:#?}");
+    if !is_single && env("KV_SIM_SEEDS").is_none() {
+        assert_rare_branches(&totals);
+    }
+}
+
+/// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
+/// `KV_SIM_SEEDS` must reach these by chance alone. (A stale directory and another place epoch cannot happen as long as
+/// segments are neither split nor given another kind.)
+fn assert_rare_branches(totals: &Totals) {
+    let (stats, fabric) = (&totals.stats, &totals.fabric);
+    for (what, found, least) in [
+        ("GETs that raced with stores", fabric.racing_gets, 10_000),
+        ("torn blocks", stats.retries_torn, 100),
+        ("stale places", stats.retries_stale, 1000),
+        ("blocks that were not live", stats.retries_dead, 1000),
+        ("blocks of other keys", stats.other_keys, 1000),
+        ("overflow lines that were read", stats.overflow_reads, 1000),
+        ("overflow lines that were given away meanwhile", stats.overflow_reused, 1),
+        ("lookups slower than GRACE", stats.slow_lookups, 100),
+        ("GETs answered by the server", stats.asked_server, 1000),
+        ("GETs behind a write of their client", stats.waited_for_own_write, 1000),
+        ("GETs from the index cache", stats.index_cache_hits, 10_000),
+        ("writes of unknown outcome", totals.unknown, 100),
+        ("refusals", totals.refused, 1),
+        ("broken connections", fabric.breaks, 100),
+        ("READs that were sent again", fabric.retransmissions, 100),
+        ("requests lost", fabric.requests_lost, 100),
+        ("replies lost", fabric.replies_lost, 100),
+        ("servers killed", totals.kills, 10),
+        ("histories judged", totals.checked.histories, 1000),
+    ] {
+        assert!(found >= least, "{found} {what}, at least {least} are wanted");
+    }
+    assert!(stats.index_cache_hits <= stats.index_cache_lookups, "a hit is a lookup");
 }
 
 #[test]
@@ -63,15 +97,23 @@ fn a_seed_determines_everything() {
 /// Seeds within which the general simulation must find a deliberate fault.
 const MUTANT_SEEDS_MAX: u64 = 60;
 
+/// Faults that mislead a reader only if the server stands between two particular stores while two clients look at the same
+/// key in a particular order. Chance brings that about too rarely for the seeds of one run; `server/tests/table_order.rs`,
+/// which looks between any two stores, finds all of them in each run.
+const RARE: [Mutant; 4] =
+    [Mutant::LiveBeforeDead, Mutant::OldStaysAlive, Mutant::LiveBeforeSlot, Mutant::UnlinkMiddleOverflow];
+
 #[test]
 fn every_mutant_is_found() {
     let memory = memory();
     let wanted = std::env::var("KV_SIM_MUTANT").ok();
     let is_wanted = |mutant: &&Mutant| wanted.as_ref().is_none_or(|wanted| *wanted == format!("{mutant:?}"));
     let mut alive = Vec::new();
-    for mutant in Mutant::ALL.iter().filter(is_wanted) {
+    let is_tried = |mutant: &&Mutant| wanted.is_some() || !RARE.contains(mutant);
+    for mutant in Mutant::ALL.iter().filter(is_wanted).filter(is_tried) {
         // A judge that gave up has found nothing.
-        let find = |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
+        let find =
+            |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
         match (0..MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, find(seed)?))) {
             Some((seed, wrong)) => {
                 let wrong = wrong.lines().next().unwrap_or_default();

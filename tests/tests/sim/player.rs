@@ -122,15 +122,7 @@ struct Line {
 impl Player {
     pub(crate) fn new(shared: Rc<Shared>, plan: PlayerPlan, rng: Rng, sleep_until: Rc<Cell<u64>>) -> Player {
         let versions = vec![0; plan.roles.len()];
-        Player {
-            shared,
-            plan,
-            rng,
-            sleep_until,
-            pending: BTreeMap::new(),
-            versions,
-            done: 0,
-        }
+        Player { shared, plan, rng, sleep_until, pending: BTreeMap::new(), versions, done: 0 }
     }
 
     /// The whole script.

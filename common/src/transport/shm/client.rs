@@ -14,6 +14,9 @@ use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
 /// Byte of the owner word.
 const OWNER_BYTE: usize = superblock::OWNER * 8;
 
+/// Polls that find nothing before the socket is looked at, which takes a system call.
+const EMPTY_POLLS_PER_LOOK: u64 = 1024;
+
 /// A client's connection through shared memory.
 pub struct ShmTransport {
     region: ReadWords,
@@ -24,6 +27,7 @@ pub struct ShmTransport {
     spin: Spin,
     epoch: Instant,
     is_peer_gone: bool,
+    empty_polls: u64,
 }
 
 impl ShmTransport {
@@ -38,6 +42,7 @@ impl ShmTransport {
             spin: Spin::new(Spin::MIN_LOOKS, Spin::MAX_LOOKS),
             epoch: Instant::now(),
             is_peer_gone: false,
+            empty_polls: 0,
         }
     }
 
@@ -108,6 +113,11 @@ impl Transport for ShmTransport {
             Err(error) => return Err(Broken::Protocol { what: error.to_string() }),
         }
         self.check_owner()?;
+        self.empty_polls += 1;
+        if self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_LOOK) {
+            // Whoever only polls and never waits learns here that the server has closed the connection.
+            self.is_peer_gone |= self.doorbell.clear() == Err(PeerGone);
+        }
         if self.is_peer_gone {
             return Err(Broken::Closed);
         }

@@ -124,7 +124,9 @@ fn allows_transparent(modes: &str) -> bool {
 pub(super) fn available_bytes() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let available = mem_available_bytes(&meminfo)?;
-    Some(control_group_limit_bytes().map_or(available, |limit| limit.min(available)))
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = control_groups_left_bytes(Path::new("/sys/fs/cgroup"), &groups);
+    Some(left.map_or(available, |left| left.min(available)))
 }
 
 fn mem_available_bytes(meminfo: &str) -> Option<u64> {
@@ -133,16 +135,28 @@ fn mem_available_bytes(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// The smallest memory limit among this process's control groups (version 2).
-fn control_group_limit_bytes() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+/// The least that is left to any of the control groups (version 2) in `groups`, the text of cgroup(7)'s
+/// `/proc/self/cgroup`; `None` if none of them has a limit. `root` is where they are mounted.
+fn control_groups_left_bytes(root: &Path, groups: &str) -> Option<u64> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Path::new("/sys/fs/cgroup")
-        .join(own)
+    root.join(own)
         .ancestors()
-        .take_while(|group| group.starts_with("/sys/fs/cgroup"))
-        .filter_map(|group| read_number(&group.join("memory.max")))
+        .take_while(|group| group.starts_with(root))
+        .filter_map(control_group_left_bytes)
         .min()
+}
+
+/// What a control group may still take: its limit less what it and those below it use. The cache of files counts as
+/// free, as it does in `MemAvailable`: the kernel gives it up before it refuses memory. (Shared memory is not in it.)
+fn control_group_left_bytes(group: &Path) -> Option<u64> {
+    let limit = read_number(&group.join("memory.max"))?;
+    let charged = read_number(&group.join("memory.current")).unwrap_or(0);
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let cache = ["inactive_file ", "active_file "].iter().filter_map(|&name| {
+        stat.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok()
+    });
+    let used = cache.fold(charged, u64::saturating_sub);
+    Some(limit.saturating_sub(used))
 }
 
 fn read_number(path: &Path) -> Option<u64> {
@@ -183,5 +197,29 @@ mod tests {
         let meminfo = "MemTotal:       32000 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(mem_available_bytes(meminfo), Some(2 * 1024 * 1024));
         assert_eq!(mem_available_bytes("MemTotal: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn what_a_control_group_uses_is_not_available() {
+        let root = tempfile::tempdir().unwrap();
+        let group = |path: &str, files: &[(&str, &str)]| {
+            let group = root.path().join(path);
+            fs::create_dir_all(&group).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(group.join(name), text).unwrap());
+        };
+        let left = |groups: &str| control_groups_left_bytes(root.path(), groups);
+        group("a/b/c", &[("memory.max", "max\n"), ("memory.current", "5000\n")]);
+        assert_eq!(left("0::/a/b/c\n"), None, "nobody has a limit");
+        group("a/b", &[("memory.max", "10000\n"), ("memory.current", "7000\n")]);
+        assert_eq!(left("4:memory:/x\n0::/a/b/c\n"), Some(3000), "the limit of a group above");
+        // 1500 of what is used is cache of files, and 400 of the 2000 of `file` shared memory.
+        let stat = "anon 5000\nfile 2000\nshmem 400\ninactive_file 1000\nactive_file 500\n";
+        group("a/b", &[("memory.stat", stat)]);
+        assert_eq!(left("0::/a/b/c\n"), Some(4500));
+        group("a", &[("memory.max", "9000\n"), ("memory.current", "8000\n")]);
+        assert_eq!(left("0::/a/b/c\n"), Some(1000), "the tightest group counts");
+        group("a/b/c", &[("memory.max", "4000\n")]);
+        assert_eq!(left("0::/a/b/c\n"), Some(0), "more used than a lowered limit allows");
+        assert_eq!(left("4:memory:/x\n"), None, "no group of version 2");
     }
 }

@@ -17,9 +17,10 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Looks that a wait has at least, unless the machine has a single processor: with none it could never find out
-    /// that looking pays off again.
-    pub const MIN_LOOKS: u32 = 64;
+    /// Looks that a wait has at least, unless the machine has a single processor. They take longer than a round trip by
+    /// way of the kernel (10 us and more): two sides that both went to sleep otherwise never find out again that looking
+    /// pays off, and every message waits for a wake-up from then on.
+    pub const MIN_LOOKS: u32 = 1024;
 
     /// Looks that a wait has at most. A look with its pause takes 10 to 60 ns, so that is below a millisecond.
     pub const MAX_LOOKS: u32 = 16 * 1024;

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Instructions that one GET from the index cache costs the client, counted by callgrind: they do not vary with the noise
+# of the machine. With --check, fails if a cost is more than 10 % above the one recorded in docs/bench/get-cost.txt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+
+need_rust
+need valgrind valgrind "callgrind counts instructions"
+cargo build --release --quiet -p kv-server -p kv-bench --bin kv-server --example get_cost
+bin=${CARGO_TARGET_DIR:-target}/release
+work=$(mktemp -d)
+server_pid=
+clean_up() {
+    [ -z "$server_pid" ] || { kill -TERM "$server_pid" && wait "$server_pid"; } 2>/dev/null || true
+    rm -rf "$work"
+}
+trap clean_up EXIT
+export KV_URL="kv+shm://$work/kv.sock"
+mkfifo "$work/ready"
+"$bin/kv-server" --memory 64MiB --socket "$work/kv.sock" --hugepages off --log-level error >"$work/ready" &
+server_pid=$!
+read -r _ <"$work/ready"
+
+gets=16000
+for value_bytes in 64 1024; do
+    for mark in get_each multi_get_each; do
+        total=$(valgrind --tool=callgrind --toggle-collect="get_cost::$mark" --callgrind-out-file=/dev/null \
+            "$bin/examples/get_cost" "$value_bytes" "$gets" 2>&1 | sed -n 's/.*Collected : //p')
+        echo "$mark $value_bytes $((total / gets))"
+    done
+done | tee "$work/found"
+
+if [ "${1:-}" = --check ]; then
+    while read -r mark value_bytes cost; do
+        recorded=$(awk -v m="$mark" -v v="$value_bytes" '$1 == m && $2 == v { print $3 }' docs/bench/get-cost.txt)
+        [ -n "$recorded" ] || die "docs/bench/get-cost.txt has no line for $mark $value_bytes"
+        [ "$cost" -le $((recorded * 110 / 100)) ] ||
+            die "$mark of $value_bytes bytes costs $cost instructions, $recorded are recorded"
+    done <"$work/found"
+fi
