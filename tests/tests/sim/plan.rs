@@ -3,8 +3,10 @@
 //!
 //! Three moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
-//! * a *duel* is about few keys, without faults: between any two stores of the server, clients look at what it writes;
-//! * a *crowd* has many keys of one home that all come and go, a fast server and slow readers.
+//! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
+//!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
+//! * a *crowd* has many keys of one home that come and go like a queue, a fast writer and many readers whose READs are
+//!   late.
 
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) server_plan: ServerPlan,
     /// Once in so many of its turns the server loses the processor for long.
     pub(crate) preempt_one_in: u64,
+    /// Then one in so many sleepers wakes.
+    pub(crate) wake_one_in: u64,
     /// Once in so many turns a connection breaks, or the server is killed.
     pub(crate) break_one_in: u64,
     pub(crate) kill_one_in: u64,
@@ -40,17 +44,21 @@ enum Mood {
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
+        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
             weather: draw_weather(rng, mood),
-            server_plan: ServerPlan { hash_seed, idle_one_in: if is_storm { rng.pick(&[1, 1, 4, 50]) } else { 1 } },
+            server_plan: ServerPlan {
+                hash_seed,
+                idle_one_in: if is_storm { rng.pick(&[1, 1, 4, 50]) } else { 1 },
+            },
             preempt_one_in: match mood {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
-                Mood::Duel => rng.pick(&[4, 15]),
+                Mood::Duel => rng.pick(&[4, 10]),
                 Mood::Crowd => 0,
             },
+            wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
             kill_one_in: if is_storm { rng.pick(&[0, 0, 40_000]) } else { 0 },
             players,
@@ -66,17 +74,28 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         stall_one_in: 0,
         outage_one_in: 0,
         quick_percent: 90,
+        ambush_percent: 20,
+        read_late_steps_max: 400,
         late_steps_max: 0,
         burst_one_in: 0,
     };
     match mood {
         Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
-        Mood::Crowd => Weather { switch_one_in: 16, late_steps_max: 20, ..calm },
+        Mood::Crowd => Weather {
+            switch_one_in: 4,
+            quick_percent: 10,
+            ambush_percent: 0,
+            read_late_steps_max: rng.pick(&[2000, 5000]),
+            late_steps_max: 20,
+            ..calm
+        },
         Mood::Storm => Weather {
             switch_one_in: rng.pick(&[1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
             outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
             quick_percent: rng.pick(&[0, 0, 50, 95]),
+            ambush_percent: rng.pick(&[0, 5, 20]),
+            read_late_steps_max: 400,
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
         },
@@ -85,11 +104,16 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
 
 /// Clients, what each may do, and the keys.
 fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
-    let clients = 3 + rng.below(3) as usize;
+    let clients = rng.below(2) as usize
+        + match mood {
+            Mood::Storm => 3,
+            Mood::Duel => 4,
+            Mood::Crowd => 8,
+        };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
-        Mood::Duel => 3,
-        Mood::Crowd => 50,
+        Mood::Duel => rng.pick(&[1, 2, 3]),
+        Mood::Crowd => 60,
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
@@ -104,7 +128,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let operations = match mood {
         Mood::Storm => 200 + rng.below(400),
         Mood::Duel => 600,
-        Mood::Crowd => 1000,
+        Mood::Crowd => 8000,
     };
     let common = Common {
         operations,
@@ -112,15 +136,16 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         turn_one_in: match mood {
             Mood::Storm => rng.pick(&[40, 200, 400]),
             Mood::Duel => 4,
-            Mood::Crowd => rng.pick(&[60, 150]),
+            Mood::Crowd => 0,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
-            Mood::Duel => rng.pick(&[3, 10]),
-            Mood::Crowd => 10,
+            Mood::Duel => 10,
+            Mood::Crowd => 0,
         },
     };
-    let players = (0..clients).map(|client| draw_player(rng, mood, client, clients, &kinds, &common)).collect();
+    let players =
+        (0..clients).map(|client| draw_player(rng, mood, client, clients, &kinds, &common)).collect();
     (hash_seed, players, keys)
 }
 
@@ -152,11 +177,24 @@ fn draw_player(
         number: client as u32,
         operations: common.operations,
         roles: kinds.iter().map(role).collect(),
-        flavours: rng.pick(&all_flavours).to_vec(),
-        timeout: Duration::from_millis(if mood == Mood::Storm { rng.pick(&[5, 100, 5000, 5000]) } else { 5000 }),
-        index_cache_bytes: [64, 64 << 20, 512, 64 << 10][(common.first_cache + client) % 4],
+        flavours: if mood == Mood::Crowd { vec![Flavour::Posted] } else { rng.pick(&all_flavours).to_vec() },
+        is_patient: mood == Mood::Storm || client > 0,
+        timeout: Duration::from_millis(if mood == Mood::Storm {
+            rng.pick(&[5, 100, 5000, 5000])
+        } else {
+            5000
+        }),
+        index_cache_bytes: match mood {
+            // Without places at hand they walk along the chains.
+            Mood::Crowd => rng.pick(&[64, 64, 64, 64 << 20]),
+            _ => [64, 64 << 20, 512, 64 << 10][(common.first_cache + client) % 4],
+        },
         warms_up: mood == Mood::Storm && rng.one_in(8),
-        depth: rng.pick(&[2, 8, 40]),
+        depth: match (mood, client) {
+            // GETs that wait in their client's queue would overlap with more writes than they meet.
+            (Mood::Crowd, 1..) => 12,
+            _ => rng.pick(&[2, 8, 40]),
+        },
         pipelined_percent: match mood {
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
@@ -167,23 +205,29 @@ fn draw_player(
             (Mood::Storm, 0) => 50,
             (Mood::Storm, _) => rng.pick(&[30, 60, 100]),
             (Mood::Duel, 0) => 10,
-            (Mood::Duel, _) => rng.pick(&[60, 100, 100, 100]),
-            (Mood::Crowd, 0 | 1) => 10,
+            (Mood::Duel, 1) => rng.pick(&[60, 100]),
+            (Mood::Duel, _) => 100,
+            (Mood::Crowd, 0) => 0,
             (Mood::Crowd, _) => 100,
         },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
-            Mood::Duel => 70,
+            Mood::Duel => 90,
             Mood::Crowd => 0,
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
+        queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },
         turn_one_in: common.turn_one_in,
         // Those that write do not rest, where much is to be written.
-        sleep_one_in: if mood != Mood::Storm && client < 2 { 0 } else { common.sleep_one_in },
+        sleep_one_in: match (mood, client) {
+            (Mood::Duel, 0 | 1) | (Mood::Crowd, 0) => 0,
+            (Mood::Duel, _) => rng.pick(&[1, 2, 10]),
+            _ => common.sleep_one_in,
+        },
         sleep_steps_max: match mood {
             Mood::Storm => rng.pick(&[100, 1000, 10_000]),
-            Mood::Duel => rng.pick(&[1000, 10_000]),
-            Mood::Crowd => 20_000,
+            Mood::Duel => rng.pick(&[5000, 50_000]),
+            Mood::Crowd => 0,
         },
     }
 }
@@ -191,13 +235,11 @@ fn draw_player(
 /// Bytes of the blocks in use, drawn so that keys move between classes or stay in theirs.
 fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
     let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
-    let count = 1 + rng.below(if mood == Mood::Duel { 2 } else { 6 });
-    let size = |rng: &mut Rng| match mood {
-        Mood::Storm if rng.one_in(4) => rng.pick(&all),
-        _ => rng.pick(&all[..6]),
-    };
+    let size = |rng: &mut Rng| if rng.one_in(4) { rng.pick(&all) } else { rng.pick(&all[..6]) };
     match mood {
+        Mood::Storm => (0..1 + rng.below(6)).map(|_| size(rng)).collect(),
+        // To and fro: a key comes back to the place that it had before.
+        Mood::Duel => vec![96, 112],
         Mood::Crowd => vec![64],
-        _ => (0..count).map(|_| size(rng)).collect(),
     }
 }

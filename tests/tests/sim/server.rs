@@ -74,6 +74,9 @@ impl Memory {
     }
 }
 
+/// Called with the key of each write before it is carried out.
+pub(crate) type OnWrite = Rc<dyn Fn(&[u8])>;
+
 /// How a server behaves.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerPlan {
@@ -98,7 +101,7 @@ impl Server {
         plan: &ServerPlan,
         rng: &mut Rng,
         is_up: &Rc<Cell<bool>>,
-        on_write: Rc<dyn Fn(&[u8])>,
+        on_write: OnWrite,
     ) -> Server {
         let made: Rc<Cell<Option<Arc<Table>>>> = Rc::default();
         let is_draining = Rc::new(Cell::new(false));

@@ -5,63 +5,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_client::{Broken, Stats};
+use kv_client::Broken;
 use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
-use kv_common::transport::sim::{Fabric, FabricCounts, Rng};
-use kv_tests::oracle::{Checked, Oracle};
+use kv_common::transport::sim::{Fabric, Rng};
+use kv_tests::oracle::Oracle;
 
 use crate::plan::Plan;
-use crate::player::{Player, PlayerPlan, Shared, sum_stats};
-use crate::server::{Memory, Server, ServerPlan};
+use crate::player::{Player, PlayerPlan, Shared};
+use crate::server::{Memory, OnWrite, Server, ServerPlan};
 use crate::tasks::{self, Task, pause};
+use crate::totals::Totals;
 
 /// Segments of the region: the superblock's, the directory's, one of index lines, and the rest for blocks. There are
 /// about as many classes in use, so that now and then the region is full.
 const SEGMENTS: usize = 10;
 /// No seed takes so many steps.
 const STEPS_MAX: u64 = 100_000_000;
-
-/// What the clients of one or many seeds counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
-    pub(crate) stats: Stats,
-    pub(crate) fabric: FabricCounts,
-    pub(crate) checked: Checked,
-    /// Writes of unknown outcome, as the clients were told.
-    pub(crate) unknown: u64,
-    /// Requests that the server refused: no room.
-    pub(crate) refused: u64,
-    /// Servers killed.
-    pub(crate) kills: u64,
-    pub(crate) steps: u64,
-}
-
-impl Totals {
-    pub(crate) fn add(&mut self, stats: &Stats) {
-        sum_stats(&mut self.stats, stats);
-    }
-
-    /// Adds what another seed counted.
-    pub(crate) fn merge(&mut self, other: &Totals) {
-        self.add(&other.stats);
-        let (sum, fabric) = (&mut self.fabric, &other.fabric);
-        sum.reads += fabric.reads;
-        sum.racing_gets += fabric.racing_gets;
-        sum.retransmissions += fabric.retransmissions;
-        sum.breaks += fabric.breaks;
-        sum.requests_lost += fabric.requests_lost;
-        sum.replies_lost += fabric.replies_lost;
-        sum.requests_after_break += fabric.requests_after_break;
-        sum.stalls += fabric.stalls;
-        self.checked.histories += other.checked.histories;
-        self.checked.operations += other.checked.operations;
-        self.checked.unknown += other.checked.unknown;
-        self.unknown += other.unknown;
-        self.refused += other.refused;
-        self.kills += other.kills;
-        self.steps += other.steps;
-    }
-}
+/// Steps for which one client runs alone, at most.
+const FAVOURITE_STEPS: u64 = 60;
 
 /// What a seed that found nothing wrong leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,10 +66,16 @@ struct World<'a> {
     /// The server stands until this step, or until clients have looked at what it writes so often.
     server_sleeps_until: u64,
     server_waits_for: u64,
+    /// While the server stands, one client runs alone, until a GET has ended or this step has come.
+    favourite: usize,
+    favourite_until: u64,
+    favourite_gets: u64,
     actors: Vec<Actor>,
     players: Vec<PlayerPlan>,
     /// Once in so many of its turns the server loses the processor for long.
     preempt_one_in: u64,
+    /// Then one in so many sleepers wakes.
+    wake_one_in: u64,
     break_one_in: u64,
     kill_one_in: u64,
     kills: u64,
@@ -117,8 +84,17 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(memory: &'a Memory, seed: u64) -> World<'a> {
         let mut rng = Rng::new(seed);
-        let Plan { weather, server_plan, preempt_one_in, break_one_in, kill_one_in, players, keys, block_bytes } =
-            Plan::draw(&mut rng);
+        let Plan {
+            weather,
+            server_plan,
+            preempt_one_in,
+            wake_one_in,
+            break_one_in,
+            kill_one_in,
+            players,
+            keys,
+            block_bytes,
+        } = Plan::draw(&mut rng);
         let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
@@ -147,9 +123,13 @@ impl<'a> World<'a> {
             server_plan,
             server_sleeps_until: 0,
             server_waits_for: 0,
+            favourite: 0,
+            favourite_until: 0,
+            favourite_gets: 0,
             actors: Vec::new(),
             players,
             preempt_one_in,
+            wake_one_in,
             break_one_in,
             kill_one_in,
             kills: 0,
@@ -215,9 +195,9 @@ impl<'a> World<'a> {
             }
         }
         let now = self.fabric.now_step();
-        let is_server_awake =
-            now >= self.server_sleeps_until || self.shared.gets_ended.get() >= self.server_waits_for;
-        if is_server_awake && self.rng.one_in(2) {
+        let is_standing =
+            now < self.server_sleeps_until && self.shared.gets_ended.get() < self.server_waits_for;
+        if !is_standing && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -225,10 +205,22 @@ impl<'a> World<'a> {
         if awake.is_empty() {
             return;
         }
-        let chosen = self.rng.pick(&awake);
+        let chosen = if is_standing { self.favourite(&awake, now) } else { self.rng.pick(&awake) };
         if self.actors[chosen].task.run() {
             self.actors.swap_remove(chosen);
         }
+    }
+
+    /// Who runs while the server stands: one alone, for a while or until a GET of what is being written has ended. So
+    /// GETs come one after the other, by one client and then by another.
+    fn favourite(&mut self, awake: &[usize], now: u64) -> usize {
+        let gets = self.shared.gets_ended.get();
+        let is_over = now >= self.favourite_until || gets != self.favourite_gets;
+        if is_over || !awake.contains(&self.favourite) {
+            (self.favourite, self.favourite_gets) = (self.rng.pick(awake), gets);
+            self.favourite_until = now + FAVOURITE_STEPS;
+        }
+        self.favourite
     }
 
     fn turn_of_server(&mut self, now: u64) {
@@ -240,14 +232,17 @@ impl<'a> World<'a> {
             }
             Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
             Some(server) => {
+                self.fabric.go_on();
                 server.run();
-                if self.rng.one_in(self.preempt_one_in) {
-                    let (gets, steps) = (self.rng.pick(&[1, 2, 8, 32]), self.rng.pick(&[50, 500, 4000]));
+                let is_ambushed = self.fabric.take_ambushed() && self.rng.one_in(2);
+                if is_ambushed || self.rng.one_in(self.preempt_one_in) {
+                    let (gets, steps) = (self.rng.pick(&[2, 6, 12]), self.rng.pick(&[60, 500, 2000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
+                    self.fabric.stand_still();
                     // The processor that it lost is somebody's now.
                     for actor in &self.actors {
-                        if self.rng.one_in(2) {
+                        if self.rng.one_in(self.wake_one_in) {
                             actor.sleep_until.set(now);
                         }
                     }
@@ -271,7 +266,7 @@ impl<'a> World<'a> {
 }
 
 /// Notes which key is being written: clients look at it more often than at others.
-fn on_write(shared: &Rc<Shared>) -> Rc<dyn Fn(&[u8])> {
+fn on_write(shared: &Rc<Shared>) -> OnWrite {
     let shared = Rc::clone(shared);
     Rc::new(move |key| {
         let number = shared.oracle.borrow().keys().iter().position(|known| known.bytes == key);
