@@ -237,7 +237,7 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
     let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
     let size = |rng: &mut Rng| if rng.one_in(4) { rng.pick(&all) } else { rng.pick(&all[..6]) };
     match mood {
-        Mood::Storm => (0..1 + rng.below(6)).map(|_| size(rng)).collect(),
+        Mood::Storm => (0..1 + rng.below(9)).map(|_| size(rng)).collect(),
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
         Mood::Crowd => vec![64],
