@@ -111,7 +111,8 @@ def check(read):
     assert word0 >> 63 == 0 and flags == 0 and end <= len(block), (hex(word0), hex(lengths))
     assert block[24:24 + key_bytes] == KEY and block[24 + key_bytes:end] == VALUE, block
     inner = xxh3(block[16:end])
-    outer = xxh3(struct.pack("<4Q", inner, word0, at["place"], at["table_id"]))
+    product = (inner ^ word0) * (at["table_id"] ^ at["place"] ^ 0x9E3779B97F4A7C15)
+    outer = product >> 64 ^ product & MASK
     assert outer == found, f"check is {found:#018x}, computed {outer:#018x}"
     at.update(version=word0, inner=inner, check=found)
     return at

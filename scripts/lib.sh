@@ -1,10 +1,11 @@
+# shellcheck shell=bash
 # Shared by the scripts: what a Debian or Ubuntu machine needs, installed when it is missing, with the reason.
 # Sourced, not run.
 
 say() { printf '\n== %s\n' "$*"; }
-die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit "${die_status:-1}"; }
 
-# apt ARGUMENT...: apt-get as root, after one update of the lists.
+# apt [ARGUMENT]...: apt-get as root, after one update of the lists; without arguments just the update.
 apt() {
     command -v apt-get >/dev/null 2>&1 || die "something is missing and there is no apt-get: see above for what and why"
     local sudo=()
@@ -16,7 +17,7 @@ apt() {
         "${sudo[@]}" apt-get update -qq
         apt_updated=yes
     fi
-    DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get "$@"
+    [ $# -eq 0 ] || DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get "$@"
 }
 
 # need TEST PACKAGES REASON: makes sure that TEST, the name of a command or the path of a file, is there.
@@ -28,12 +29,29 @@ need() {
     [ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || die "$2 is installed and $1 is still missing"
 }
 
+# What the programs are built with to speak to RDMA devices; without their feature `verbs` none of it is needed.
+need_rdma() {
+    need pkg-config pkg-config "it finds the libraries of rdma-core"
+    need /usr/include/infiniband/verbs.h libibverbs-dev "the programs use RDMA devices through it"
+    need /usr/include/rdma/rdma_cma.h librdmacm-dev "the programs connect through it where rdma_cm is asked for"
+    has_libclang && return
+    say "installing libclang-dev: headers of rdma-core are read by it, by any version"
+    apt install -y -qq --no-install-recommends libclang-dev >/dev/null
+    has_libclang || die "libclang-dev is installed and there is no libclang.so below /usr/lib"
+}
+
+has_libclang() {
+    compgen -G "/usr/lib/llvm-*/lib/libclang.so*" >/dev/null ||
+        compgen -G "/usr/lib/*-linux-gnu/libclang[.-][0-9s]*" >/dev/null
+}
+
 # The Rust toolchain. Older Debian releases have no usable one; there rustup's own instructions are the way.
 need_rust() {
     need cc "gcc libc6-dev" "Rust programs are linked by it, with the C library"
     need "$(cc -print-file-name=crt1.o)" libc6-dev "Rust programs are linked with the C library"
     need /etc/ssl/certs/ca-certificates.crt ca-certificates "packages are fetched over https"
     [ -e "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    need_rdma
     local minimum
     minimum=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     if ! command -v cargo >/dev/null 2>&1; then

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Everything that must hold, in one command: format, lints, licences, documentation, all tests (unit, property, real
-# processes, the simulation with its mutants), doc tests, and loom's exploration of the atomic cores.
+# processes, the simulation with its mutants), doc tests, loom's exploration of the atomic cores, and in guests with
+# soft-RoCE the tests that need an RDMA device.
 #
 #   scripts/test.sh
 #
@@ -46,6 +47,7 @@ stage "tests" cargo test --workspace --no-fail-fast
 stage "loom" env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
     cargo test -p kv-common --lib --release -- loom
 
+stage "guests" scripts/guest/tests.sh
 stage "cost of a GET" scripts/get-cost.sh --check
 
 say "times"

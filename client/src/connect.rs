@@ -6,15 +6,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kv_common::endpoint::{self, Endpoint};
-use kv_common::hello::{Answer, Descriptor, HelloRefusal, WELCOME_DESCRIPTORS, Welcome};
+use kv_common::hello::{Answer, Descriptor, Hello, HelloRefusal, WELCOME_DESCRIPTORS, Wanted, Welcome};
 use kv_common::layout::superblock;
 use kv_common::limits::TIMEOUT_MAX_NS;
-use kv_common::transport::Transport;
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::shm::credentials::PeerCredentials;
 use kv_common::transport::shm::doorbell::Doorbell;
-use kv_common::transport::shm::{hello, mapping, socket};
+use kv_common::transport::shm::{mapping, socket};
+use kv_common::transport::{Transport, handshake};
 
 use crate::driver::{Driver, DriverOptions};
 use crate::error::Error;
@@ -60,17 +60,18 @@ fn connect_shm(path: &Path, options: &Options) -> Result<(Welcome, ShmTransport)
     let deadline = Instant::now() + options.timeout.min(Duration::from_nanos(TIMEOUT_MAX_NS));
     let stream = socket::connect(path, deadline)?;
     check_default_socket(path, &stream)?;
-    let hello = kv_common::hello::Hello::ours().encode();
+    let hello = Hello::ours(Wanted::Shm).encode();
     // A server that does not want this client may answer and close before it was asked: its reason counts for more
     // than the failure to send.
-    let sent = hello::send_hello(&stream, &hello, &[], deadline);
-    let answer = match (hello::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline), sent) {
+    let sent = handshake::send_hello(&stream, &hello, &[], deadline);
+    let answer = match (handshake::receive_hello(&stream, WELCOME_DESCRIPTORS, deadline), sent) {
         (Ok(answer), _) => answer,
         (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.into()),
     };
     let welcome = match Answer::decode(&answer.bytes) {
         Ok(Answer::Welcome(welcome)) => welcome,
         Ok(Answer::Refused(refusal)) => return Err(NoConnection::Refused(refusal)),
+        Ok(Answer::Offer(_)) => return Err(NoConnection::Failed("the server made an offer, unasked".into())),
         Err(error) => return Err(error.into()),
     };
     let descriptors = answer.descriptors;

@@ -112,6 +112,9 @@ pub struct Connection {
     pub incarnation: u64,
 }
 
+/// Bytes of the largest [`Client::probe`]: what one READ of a warm-up brings, too.
+pub const PROBE_MAX_BYTES: usize = 64 << 10;
+
 impl Client {
     /// Connects to the server that `url` names: `kv+shm:///path/of/socket`, or the path of a socket.
     ///
@@ -399,6 +402,19 @@ impl Client {
     pub fn server_stat(&mut self) -> Result<ServerStat, Error> {
         self.check_fork()?;
         stat::read(&mut self.driver)
+    }
+
+    /// Times one READ of the first `bytes` bytes of the server's region, rounded up to words and at most
+    /// [`PROBE_MAX_BYTES`]: what the way to the server costs, without the table.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::UsedAfterFork`].
+    pub fn probe(&mut self, bytes: usize) -> Result<Duration, Error> {
+        self.check_fork()?;
+        let len_words = bytes.clamp(1, PROBE_MAX_BYTES).div_ceil(8);
+        let started = std::time::Instant::now();
+        self.driver.read_words_blocking(0, len_words)?;
+        Ok(started.elapsed())
     }
 
     #[inline]

@@ -42,6 +42,11 @@ impl Transport for AnyTransport {
         each!(self, transport => transport.post_read(token, at_word, buffer));
     }
 
+    #[inline]
+    fn reads_are_loads(&self) -> bool {
+        each!(self, transport => transport.reads_are_loads())
+    }
+
     fn reads_in_flight_max(&self) -> usize {
         each!(self, transport => transport.reads_in_flight_max())
     }
@@ -69,6 +74,14 @@ impl Transport for AnyTransport {
 
     fn staging(&self) -> &Words {
         each!(self, transport => transport.staging())
+    }
+
+    fn stage(&mut self, at_word: usize, len_words: usize) -> Result<(), SendError> {
+        each!(self, transport => transport.stage(at_word, len_words))
+    }
+
+    fn flush(&mut self) {
+        each!(self, transport => transport.flush());
     }
 
     fn name(&self) -> &'static str {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use kv_client::{Broken, Client, Error, Options, Outcome, Refusal};
 use kv_common::hello::{Answer, HelloRefusal, Welcome};
 use kv_common::layout::superblock;
+use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::channel::{ChannelLayout, ServerEnd};
-use kv_common::transport::shm::hello::{receive_hello, send_hello};
 use kv_common::transport::shm::mapping::{
     ChannelMemory, PagePolicy, RegionMemory, create_channel, create_region,
 };

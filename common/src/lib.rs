@@ -23,5 +23,7 @@ pub mod ring;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod transport;
+#[cfg(all(feature = "verbs", not(loom)))]
+pub mod verbs;
 #[cfg(not(loom))]
 pub mod wire;

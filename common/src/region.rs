@@ -93,28 +93,9 @@ impl ReadWords {
         assert!(end <= self.len_words, "words {at}..{end} are outside the view of {} words", self.len_words);
         // SAFETY: `at <= end <= len_words`, so the pointer is inside the allocation or one past its end.
         let from = unsafe { self.base.add(at) };
-        // SAFETY: `i < out.len()`, so `from + i` is inside the view (see `word`).
-        let load = |i: usize| unsafe { from.add(i).as_ref() }.load(Ordering::Relaxed);
-        // Atomic loads are never vectorised, and a loop over single words spends more on counting than on loading.
-        let mut lines = out.chunks_exact_mut(8);
-        let mut i = 0;
-        for line in &mut lines {
-            let words = [
-                load(i),
-                load(i + 1),
-                load(i + 2),
-                load(i + 3),
-                load(i + 4),
-                load(i + 5),
-                load(i + 6),
-                load(i + 7),
-            ];
-            line.copy_from_slice(&words);
-            i += 8;
-        }
-        for word in lines.into_remainder() {
-            *word = load(i);
-            i += 1;
+        for i in copy_wide(from, out)..out.len() {
+            // SAFETY: `i < out.len()`, so `from + i` is inside the view (see `word`).
+            out[i] = unsafe { from.add(i).as_ref() }.load(Ordering::Relaxed);
         }
         fence(Ordering::Acquire);
     }
@@ -248,6 +229,65 @@ impl std::ops::Deref for Words {
     }
 }
 
+/// Copies the start of `from` into `out` and returns the words copied: nearly all of them.
+///
+/// The compiler never joins atomic loads, so a loop over words takes a load and a store for each. The instructions
+/// here load 16 aligned bytes at once, which processors with AVX do as a whole (Intel SDM 3A, 10.1.1; AMD APM 2,
+/// 7.3.2): every word is as whole as in the loop. They are written in assembly because a racing load that is no atomic
+/// one has no meaning in Rust; what assembly loads is the processor's business.
+#[cfg(all(target_arch = "x86_64", target_feature = "avx", not(loom), not(miri)))]
+#[inline]
+fn copy_wide(from: NonNull<AtomicU64>, out: &mut [u64]) -> usize {
+    if !from.as_ptr().addr().is_multiple_of(16) {
+        return 0;
+    }
+    let (lines, rest) = out.as_chunks_mut::<8>();
+    let mut from = from.as_ptr();
+    for line in &mut *lines {
+        // SAFETY: the caller's view covers as many words from `from` as `out` has, so the 64 bytes of this line can be
+        // read, and `line` is 64 bytes of memory that is ours. `from` is aligned to 16, as `vmovdqa` asks; the other
+        // instructions ask for no alignment, and the second half of an aligned piece is aligned all the same.
+        unsafe {
+            std::arch::asm!(
+                "vmovdqa {a:x}, [{from}]",
+                "vmovdqa {b:x}, [{from} + 32]",
+                "vinsertf128 {a:y}, {a:y}, [{from} + 16], 1",
+                "vinsertf128 {b:y}, {b:y}, [{from} + 48], 1",
+                "vmovdqu [{to}], {a:y}",
+                "vmovdqu [{to} + 32], {b:y}",
+                from = in(reg) from,
+                to = in(reg) line.as_mut_ptr(),
+                a = out(ymm_reg) _,
+                b = out(ymm_reg) _,
+                options(nostack, preserves_flags),
+            );
+            from = from.add(8);
+        }
+    }
+    let (pairs, _) = rest.as_chunks_mut::<2>();
+    for pair in &mut *pairs {
+        // SAFETY: as above, of 16 bytes.
+        unsafe {
+            std::arch::asm!(
+                "vmovdqa {a}, [{from}]",
+                "vmovdqu [{to}], {a}",
+                from = in(reg) from,
+                to = in(reg) pair.as_mut_ptr(),
+                a = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+            from = from.add(2);
+        }
+    }
+    lines.len() * 8 + pairs.len() * 2
+}
+
+/// Elsewhere every word is loaded on its own.
+#[cfg(not(all(target_arch = "x86_64", target_feature = "avx", not(loom), not(miri))))]
+fn copy_wide(_from: NonNull<AtomicU64>, _out: &mut [u64]) -> usize {
+    0
+}
+
 /// Hints the processor to fetch the cache line at `address`.
 #[inline]
 pub fn prefetch_line<T>(address: *const T) {
@@ -295,6 +335,20 @@ mod tests {
         let mut out = [0; 5];
         words.sub(2, 8).copy_out(0, &mut out);
         assert_eq!(out, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn copies_of_every_length_from_every_word_are_right_and_end_where_they_should() {
+        let words = Words::zeroed(64);
+        let stored: Vec<u64> = (1..=64).map(|i| i * 0x0101_0101).collect();
+        words.copy_in(0, &stored);
+        for at in 0..20 {
+            for len in 0..40 {
+                let mut out = [7; 41];
+                words.copy_out(at, &mut out[..len]);
+                assert_eq!((&out[..len], out[len]), (&stored[at..at + len], 7), "{len} words from word {at}");
+            }
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_common::region::ReadWords;
+use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::doorbell::{Doorbell, PeerGone};
-use kv_common::transport::shm::hello::{receive_hello, send_hello};
 use kv_common::transport::shm::mapping::{HUGEPAGE_BYTES, PagePolicy, create_region, map_region};
 use kv_common::transport::shm::owner::{OwnerKeeper, OwnerState};
 use kv_common::transport::shm::socket::{ConnectError, DEFAULT_MODE, Listener, connect};

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kv_common::transport::shm::doorbell::{Doorbell, PeerGone};
-use kv_common::transport::shm::hello::{
+use kv_common::transport::handshake::{
     DESCRIPTORS_MAX, HELLO_MAX_BYTES, HelloError, OutgoingHello, PendingHello, receive_hello, send_hello,
 };
+use kv_common::transport::shm::doorbell::{Doorbell, PeerGone};
 use kv_common::transport::shm::socket::{
     Accepted, BindError, ConnectError, DEFAULT_MODE, Listener, PATH_MAX_BYTES, PathError, connect,
 };

@@ -9,18 +9,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_common::hello::{Answer, Hello, HelloRefusal, Welcome};
+use kv_common::hello::{Answer, Hello, HelloRefusal, Wanted, Welcome};
 use kv_common::limits::{HANDSHAKE_TIMEOUT_NS, HANDSHAKES_MAX};
+use kv_common::transport::handshake::{HelloError, OutgoingHello, PendingHello};
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::credentials::PeerCredentials;
 use kv_common::transport::shm::doorbell::Doorbell;
-use kv_common::transport::shm::hello::{HelloError, OutgoingHello, PendingHello};
 use kv_common::transport::shm::mapping::{ChannelMemory, CreateError, create_channel};
 use kv_common::transport::shm::socket::{Accepted, Listener};
 use tracing::{debug, warn};
 
 use crate::clock::wall_clock_ns;
 use crate::config::Allow;
+use crate::link::{Link, ShmLink};
+use crate::peer::Peer;
 use crate::poller::Poller;
 use crate::rate::RateLimit;
 use crate::session::Session;
@@ -59,7 +61,7 @@ pub(crate) struct Acceptor {
     admission: Admission,
     poller: Poller,
     /// By token, hence the oldest first.
-    peers: BTreeMap<u64, Peer>,
+    peers: BTreeMap<u64, Newcomer>,
     next_peer: u64,
     next_session: u64,
     /// Whether the listener is watched; if not, until when.
@@ -70,14 +72,14 @@ pub(crate) struct Acceptor {
 }
 
 /// Someone who has not said hello yet.
-struct Peer {
+struct Newcomer {
     stream: UnixStream,
     credentials: PeerCredentials,
     pending: PendingHello,
     since: Instant,
 }
 
-impl Peer {
+impl Newcomer {
     fn deadline(&self) -> Instant {
         self.since + HANDSHAKE_TIMEOUT
     }
@@ -142,7 +144,7 @@ impl Acceptor {
     fn timeout(&self) -> Option<Duration> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let clock = (self.shared.clients() > 0).then_some(CLOCK_TICK);
-        let deadline = self.peers.values().map(Peer::deadline).min().map(left);
+        let deadline = self.peers.values().map(Newcomer::deadline).min().map(left);
         let pause = self.paused.map(left);
         clock.into_iter().chain(deadline).chain(pause).chain(self.summary.due_in()).min()
     }
@@ -194,7 +196,7 @@ impl Acceptor {
             return self.turn_away(&stream, credentials, no_resources(&error));
         }
         let (pending, since) = (PendingHello::new(0), Instant::now());
-        self.peers.insert(token, Peer { stream, credentials, pending, since });
+        self.peers.insert(token, Newcomer { stream, credentials, pending, since });
     }
 
     /// Frees a place for one more peer if all are taken. Whoever keeps silent must not keep others out.
@@ -225,16 +227,19 @@ impl Acceptor {
                 Err(HelloRefusal::Garbage)
             }
         };
-        let Peer { stream, credentials, .. } = self.peers.remove(&token).expect("it was just heard");
+        let Newcomer { stream, credentials, .. } = self.peers.remove(&token).expect("it was just heard");
         self.poller.remove(&stream);
-        match verdict.and_then(|_| self.lend()) {
+        match verdict.and_then(|hello| self.lend(hello.wanted)) {
             Ok((slot, channel)) => self.welcome(stream, credentials, slot, &channel),
             Err(refusal) => self.turn_away(&stream, credentials, refusal),
         }
     }
 
     /// What a new client needs, if there is any left.
-    fn lend(&self) -> Result<(ClientSlot, ChannelMemory), HelloRefusal> {
+    fn lend(&self, wanted: Wanted) -> Result<(ClientSlot, ChannelMemory), HelloRefusal> {
+        if wanted != Wanted::Shm {
+            return Err(HelloRefusal::NotOffered { wanted });
+        }
         if self.shared.is_stopping() {
             return Err(HelloRefusal::ShuttingDown);
         }
@@ -266,7 +271,8 @@ impl Acceptor {
         self.next_session += 1;
         debug!(session = number, pid = peer.pid.unwrap_or(0), uid = peer.uid, "client connected");
         let end = self.admission.channel.server_end(&channel.words);
-        self.shared.hand_over(Session::new(number, peer, end, Doorbell::new(stream), slot));
+        let link = Link::Shm(ShmLink::new(end, Doorbell::new(stream)));
+        self.shared.hand_over(Session::new(number, Peer::Local(peer), link, slot));
     }
 
     /// Drops peers whose hello did not come in time.
@@ -278,7 +284,7 @@ impl Acceptor {
         }
     }
 
-    fn drop_silent(&mut self, peer: &Peer) {
+    fn drop_silent(&mut self, peer: &Newcomer) {
         let waited_ms = peer.since.elapsed().as_millis() as u64;
         self.turn_away(&peer.stream, peer.credentials, HelloRefusal::TooLate { waited_ms });
     }

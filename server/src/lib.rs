@@ -7,7 +7,8 @@
 //! | `running` | [`Running`]: how a server comes to an end |
 //! | `accept` | new peers and their handshakes, the clock, the summary line |
 //! | `worker` | the loop that serves clients: its `turn` is the table of contents |
-//! | `session` | one client |
+//! | `session`, `peer` | one client, and who it is |
+//! | `link` | what carries its requests and replies |
 //! | `shared` | what the threads share |
 //! | [`dispatch`] | from a request to its replies |
 //! | [`table`] | the table |
@@ -21,6 +22,8 @@ pub mod table;
 mod accept;
 mod clock;
 mod descriptors;
+mod link;
+mod peer;
 mod poller;
 mod rate;
 mod running;

@@ -1,9 +1,9 @@
 //! A worker thread: it owns some clients and is the only one that serves them.
 //!
-//! A client is *hot* while it asks for something: the worker looks at its ring in a loop. When it has asked for nothing
-//! for as long as its spin budget says, it becomes *quiet*: the ring says so, and the client rings a bell with its next
-//! request. A client that does not read its replies is *stalled*: it is looked at after pauses that grow, or when it
-//! rings. With no hot client the worker sleeps.
+//! A client is *hot* while it asks for something: the worker looks for requests of it in a loop. When it has asked for nothing
+//! for as long as its spin budget says, it becomes *quiet*: its link says so, and its descriptor becomes ready with its
+//! next request. A client that does not read its replies is *stalled*: it is looked at after pauses that grow, or when its
+//! descriptor is ready. With no hot client the worker sleeps.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,10 @@ use kv_common::limits::REQUESTS_IN_FLIGHT_MAX;
 use kv_common::sync::spin_loop;
 use tracing::{debug, warn};
 
+use crate::link::End;
 use crate::poller::Poller;
 use crate::rate::RateLimit;
-use crate::session::{End, Mode, Session, Turn};
+use crate::session::{Mode, Session, Turn};
 use crate::shared::Shared;
 use crate::table::{self, Table};
 
@@ -60,7 +61,7 @@ pub(crate) struct Worker {
 struct Client {
     session: Session,
     state: State,
-    /// Requests that are still served when the server stops: those that were in the ring, at most.
+    /// Requests that are still served when the server stops: those that were on their way, at most.
     backlog: usize,
 }
 
@@ -68,7 +69,7 @@ struct Client {
 enum State {
     /// Looked at in each turn; asleep after so many looks in vain.
     Hot { looks: u32 },
-    /// Rings when it wants something.
+    /// Its descriptor becomes ready when it wants something.
     Quiet,
     /// Looked at again at that time.
     Stalled { until: Instant, pause: Duration },
@@ -201,7 +202,7 @@ impl Worker {
         for token in tokens.drain(..) {
             match token {
                 WAKER => self.read_mailbox(),
-                token => self.bell_rang(token),
+                token => self.woken(token),
             }
         }
         self.tokens = tokens;
@@ -234,21 +235,21 @@ impl Worker {
             Ok(()) => self.hot.push(index),
             Err(error) => {
                 warn!(%error, "cannot watch a client; closing it");
-                self.end(index, End::Gone(kv_common::transport::shm::doorbell::PeerGone));
+                self.end(index, End::Gone);
             }
         }
     }
 
-    fn bell_rang(&mut self, token: u64) {
+    fn woken(&mut self, token: u64) {
         let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
         // A client that ended in this very look may still have a token in it.
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
         if client.session.number != token >> INDEX_BITS {
             return;
         }
-        if let Err(gone) = client.session.take_bells() {
+        if let Err(end) = client.session.woken() {
             self.hot.retain(|&hot| hot != index);
-            return self.end(index, gone.into());
+            return self.end(index, end);
         }
         match client.state {
             State::Hot { .. } => {}
@@ -267,9 +268,9 @@ impl Worker {
         self.poller.remove(&session);
         self.shared.mailboxes[self.index].note_ended();
         self.count(Counter::Sessions, 1u64.wrapping_neg());
-        let (number, pid, uid) = (session.number, session.peer.pid.unwrap_or(0), session.peer.uid);
+        let (number, pid, uid) = (session.number, session.peer.pid(), session.peer.uid());
         match end {
-            End::Gone(_) => debug!(session = number, pid, uid, "client gone"),
+            End::Gone => debug!(session = number, pid, uid, "client gone"),
             broken => {
                 if let Some(suppressed) = self.complaints.permits(Instant::now()) {
                     warn!(session = number, pid, uid, reason = %broken, suppressed, "closed a client that broke the protocol");

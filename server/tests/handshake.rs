@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use kv_common::hello::{Answer, Hello, HelloRefusal, WELCOME_DESCRIPTORS};
+use kv_common::hello::{Answer, Hello, HelloRefusal, WELCOME_DESCRIPTORS, Wanted};
 use kv_common::limits::{HANDSHAKE_TIMEOUT_NS, HANDSHAKES_MAX};
-use kv_common::transport::shm::hello::receive_hello;
+use kv_common::transport::handshake::receive_hello;
 use kv_common::transport::shm::socket::connect;
 use kv_common::wire::{Op, PROTOCOL_VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,7 +29,7 @@ fn what_is_no_hello_of_this_version_is_refused_with_the_reason() {
     let server = site.serve(&[]);
     let client = PROTOCOL_VERSION + 1;
     let wrong = HelloRefusal::WrongVersion { server: PROTOCOL_VERSION, client };
-    assert_eq!(refusal_of(&Hello { version: client }.encode(), &site), wrong);
+    assert_eq!(refusal_of(&Hello { version: client, wanted: Wanted::Shm }.encode(), &site), wrong);
     assert_eq!(refusal_of(b"hello", &site), HelloRefusal::Garbage);
     assert_eq!(refusal_of(&[0; 4096], &site), HelloRefusal::Garbage);
     Peer::connect(&site.socket()).call(Op::Ping, b"", b"");
@@ -127,7 +127,7 @@ fn a_thousand_failed_handshakes_leave_nothing() {
             _ => {
                 // Gone before the welcome, or right after it.
                 let mut stream = connect(&site.socket(), deadline()).unwrap();
-                stream.write_all(&[&[16, 0, 0, 0], &Hello::ours().encode()[..]].concat()).unwrap();
+                stream.write_all(&[&[16, 0, 0, 0], &Hello::ours(Wanted::Shm).encode()[..]].concat()).unwrap();
             }
         }
     }
@@ -148,10 +148,11 @@ const EXPECTED_OF_HELPER: &str = "KV_TEST_HELPER_EXPECTED";
 #[ignore = "run by another test, as another user"]
 fn helper_knocks() {
     let Some(socket) = std::env::var_os(SOCKET_OF_HELPER) else { return };
-    let answer = knock(socket.as_ref(), &Hello::ours().encode()).1;
+    let answer = knock(socket.as_ref(), &Hello::ours(Wanted::Shm).encode()).1;
     let what = match answer {
         Answer::Welcome(_) => "welcome".to_owned(),
         Answer::Refused(refusal) => refusal.to_string(),
+        Answer::Offer(_) => "offer".to_owned(),
     };
     assert_eq!(what, std::env::var(EXPECTED_OF_HELPER).unwrap());
 }

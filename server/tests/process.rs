@@ -2,7 +2,7 @@
 
 mod support;
 
-use kv_common::hello::{Answer, Hello, HelloRefusal};
+use kv_common::hello::{Answer, Hello, HelloRefusal, Wanted};
 use kv_common::layout::superblock;
 use kv_common::transport::shm::owner::OwnerState;
 use kv_common::wire::{Op, Refusal, Reply, Status};
@@ -237,7 +237,7 @@ fn the_limit_of_clients_holds_and_is_said() {
     let site = Site::new();
     let server = site.serve(&["--max-clients", "2"]);
     let peers = [Peer::connect(&site.socket()), Peer::connect(&site.socket())];
-    let (_, answer, _) = knock(&site.socket(), &Hello::ours().encode());
+    let (_, answer, _) = knock(&site.socket(), &Hello::ours(Wanted::Shm).encode());
     assert_eq!(answer, Answer::Refused(HelloRefusal::TooManyClients { limit: 2 }));
     drop(peers);
     wait_for("the places are free again", || (server.channels() == 0).then_some(()));

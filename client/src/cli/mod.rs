@@ -2,6 +2,9 @@
 //!
 //! Exit codes are a contract: 0 done, 1 not found or differs, 2 usage, 3 no connection, 4 refused by the server.
 
+#[cfg(feature = "verbs")]
+mod devices;
+mod doctor;
 mod files;
 mod shell;
 
@@ -76,6 +79,11 @@ enum Command {
     Load(files::FilesArguments),
     /// Compare every file under DIR with the value of its key.
     Verify(files::FilesArguments),
+    /// Show RDMA devices, ports and GIDs, and which GID would be used. Exit code 1 if none can be used.
+    #[cfg(feature = "verbs")]
+    Devices(devices::DevicesArguments),
+    /// Check what a client needs on this host and of the server, each with the remedy. Exit code 1 if a check failed.
+    Doctor(doctor::DoctorArguments),
 }
 
 #[derive(Args)]
@@ -118,6 +126,9 @@ enum CliError {
     Client(#[from] Error),
     #[error("{what}: {error}")]
     Io { what: String, error: std::io::Error },
+    #[cfg(feature = "verbs")]
+    #[error("{0}")]
+    Rdma(String),
 }
 
 impl CliError {
@@ -129,19 +140,33 @@ impl CliError {
             ) => 2,
             CliError::Client(Error::Refused(_) | Error::NotAdmitted { .. }) => 4,
             CliError::Client(_) => 3,
+            #[cfg(feature = "verbs")]
+            CliError::Rdma(_) => 3,
         }
     }
 }
 
 fn run(arguments: &Arguments) -> Result<End, CliError> {
     let url = arguments.url.clone().unwrap_or_else(|| Endpoint::default_local().to_string());
+    match &arguments.command {
+        #[cfg(feature = "verbs")]
+        Command::Devices(devices_arguments) => devices::run(devices_arguments),
+        Command::Doctor(doctor_arguments) => {
+            doctor::run(doctor_arguments, &url, Duration::from_millis(arguments.timeout_ms))
+        }
+        _ => run_connected(arguments, &url),
+    }
+}
+
+/// The commands that need a server.
+fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
     // One GET gains nothing from an index cache; a mirror pays from a directory's worth of files on.
     let index_cache_bytes = match arguments.command {
         Command::Verify(_) | Command::Shell => Options::default().index_cache_bytes,
         _ => 64 << 10,
     };
     let options = Options { timeout: Duration::from_millis(arguments.timeout_ms), index_cache_bytes };
-    let mut client = Client::connect_with(&url, &options)?;
+    let mut client = Client::connect_with(url, &options)?;
     match &arguments.command {
         Command::Get { key } => get(&mut client, key.as_bytes()),
         Command::Put(put_arguments) => put(&mut client, put_arguments),
@@ -168,6 +193,9 @@ fn run(arguments: &Arguments) -> Result<End, CliError> {
         Command::Shell => shell::run(&mut client),
         Command::Load(files_arguments) => files::load(&mut client, files_arguments),
         Command::Verify(files_arguments) => files::verify(&mut client, files_arguments),
+        Command::Doctor(_) => unreachable!("it was run without a connection"),
+        #[cfg(feature = "verbs")]
+        Command::Devices(_) => unreachable!("it was run without a connection"),
     }
 }
 

@@ -111,6 +111,7 @@ impl<T: Transport> Driver<T> {
         self.send_queued();
         self.post_queued_reads();
         self.end_late();
+        self.transport.flush();
     }
 
     /// Operations that have been submitted and whose completions have not been taken.
@@ -249,6 +250,7 @@ impl<T: Transport> Driver<T> {
         } else {
             self.start_get(index);
         }
+        self.flush_if_alone();
         Ok(ticket)
     }
 
@@ -259,6 +261,7 @@ impl<T: Transport> Driver<T> {
         let index = self.insert(key, hash, kind)?;
         let ticket = self.ops[index].ticket;
         self.ask(index);
+        self.flush_if_alone();
         Ok(ticket)
     }
 
@@ -272,6 +275,7 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
+        self.flush_if_alone();
         Ok(ticket)
     }
 
@@ -281,7 +285,16 @@ impl<T: Transport> Driver<T> {
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
+        self.flush_if_alone();
         Ok(ticket)
+    }
+
+    /// Hands over what an operation that was just submitted wants, unless others are in flight: whoever has many takes
+    /// completions, and the turn that brings these hands over what was submitted meanwhile, all at once.
+    fn flush_if_alone(&mut self) {
+        if self.ops.len() <= 1 {
+            self.transport.flush();
+        }
     }
 
     fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<usize, Error> {

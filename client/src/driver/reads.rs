@@ -82,7 +82,7 @@ impl<T: Transport> Driver<T> {
         slot: Option<Slot>,
         place_epoch: u64,
     ) -> Result<GetNow, Error> {
-        if self.broken.is_some() || self.is_behind_write(hash) {
+        if !self.transport.reads_are_loads() || self.broken.is_some() || self.is_behind_write(hash) {
             return Ok(GetNow::Submit);
         }
         // Whatever is read from here on is at least as new as what the slot was learned under.
@@ -409,6 +409,7 @@ impl<T: Transport> Driver<T> {
             Ok(ReadNow::Post) => self.transport.post_read(BLOCKING_TOKEN, at_word, words),
             Err(broken) => return Err(self.broke(broken)),
         }
+        self.transport.flush();
         let started_ns = self.transport.now_ns();
         let until_ns = started_ns.saturating_add(self.timeout_ns);
         loop {

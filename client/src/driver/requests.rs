@@ -31,7 +31,12 @@ impl<T: Transport> Driver<T> {
             let Some(value) = wire_value(&self.ops[key], self.is_staging_lent) else { return };
             let is_staged = matches!(value, wire::Value::Staged { .. });
             if is_staged {
-                stage(self.transport.staging(), value_bytes(&self.ops[key]));
+                let len_words = stage(self.transport.staging(), value_bytes(&self.ops[key]));
+                match self.transport.stage(0, len_words) {
+                    Ok(()) => {}
+                    Err(SendError::Full) => return,
+                    Err(SendError::Broken(broken)) => return self.fail_all(broken),
+                }
             }
             let op = &self.ops[key];
             let (wire_op, operand) = wire_op(op);
@@ -172,8 +177,8 @@ fn wire_value(op: &Op, is_staging_lent: bool) -> Option<wire::Value<'_>> {
     })
 }
 
-/// Copies a value to the start of the staging area, which nobody reads at the moment.
-fn stage(staging: &Words, bytes: &[u8]) {
+/// Copies a value to the start of the staging area, which nobody reads at the moment. Returns how many words it takes.
+fn stage(staging: &Words, bytes: &[u8]) -> usize {
     let mut chunk = [0u64; 512];
     for (i, part) in bytes.chunks(size_of_val(&chunk)).enumerate() {
         let words = part.len().div_ceil(8);
@@ -181,6 +186,7 @@ fn stage(staging: &Words, bytes: &[u8]) {
         bytes_of_mut(&mut chunk)[..part.len()].copy_from_slice(part);
         staging.copy_in(i * chunk.len(), &chunk[..words]);
     }
+    bytes.len().div_ceil(8)
 }
 
 fn mark_sent(op: &mut Op) {

@@ -12,6 +12,7 @@
 //! * How long a READ takes is not bounded: a client can be stopped between two loads. So a miss counts only if its
 //!   READs took less than GRACE by the client's own clock.
 
+pub mod handshake;
 pub mod shm;
 #[cfg(feature = "adversary")]
 pub mod sim;
@@ -103,6 +104,9 @@ pub trait Transport {
     /// also if the connection breaks.
     fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>);
 
+    /// True if READs are loads: `read_now` serves them.
+    fn reads_are_loads(&self) -> bool;
+
     /// READs that may be in flight at once.
     fn reads_in_flight_max(&self) -> usize;
 
@@ -123,6 +127,19 @@ pub trait Transport {
 
     /// The memory that this client lends to the server for values too large for a message.
     fn staging(&self) -> &Words;
+
+    /// Brings words of the staging area to where the server can take them when it serves the next message, which names
+    /// them: to be called once they are filled, right before that message is sent. Nothing to do where server and client
+    /// share the area, or where the server fetches from it.
+    ///
+    /// If this is refused as [`SendError::Full`], nothing was brought; if it is not, the message has its room too.
+    fn stage(&mut self, _at_word: usize, _len_words: usize) -> Result<(), SendError> {
+        Ok(())
+    }
+
+    /// Hands over what was posted and sent. A transport may do so earlier; whoever posts and sends many makes it cheaper
+    /// by calling this once for all of them.
+    fn flush(&mut self) {}
 
     /// What this is, for people: `shm`, `tcp`, ...
     fn name(&self) -> &'static str;

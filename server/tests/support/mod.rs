@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use kv_common::hello::{Answer, Descriptor, Hello, WELCOME_DESCRIPTORS, Welcome};
+use kv_common::hello::{Answer, Descriptor, Hello, WELCOME_DESCRIPTORS, Wanted, Welcome};
 use kv_common::region::ReadWords;
 use kv_common::ring::PushError;
+use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::channel::{ChannelLayout, ClientEnd};
 use kv_common::transport::shm::doorbell::Doorbell;
-use kv_common::transport::shm::hello::{receive_hello, send_hello};
 use kv_common::transport::shm::mapping::{map_channel, map_region};
 use kv_common::transport::shm::socket::connect;
 use kv_common::wire::{Op, Reply, Request, Value};
@@ -193,7 +193,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn connect(socket: &Path) -> Peer {
-        let (stream, answer, descriptors) = knock(socket, &Hello::ours().encode());
+        let (stream, answer, descriptors) = knock(socket, &Hello::ours(Wanted::Shm).encode());
         let Answer::Welcome(welcome) = answer else { panic!("{answer:?}") };
         let channel = ChannelLayout::new(welcome.ring_bytes, welcome.staging_bytes).unwrap();
         let region =

@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use kv_common::hello::{Answer, Descriptor, Hello, WELCOME_DESCRIPTORS, Welcome};
+use kv_common::hello::{Answer, Descriptor, Hello, WELCOME_DESCRIPTORS, Wanted, Welcome};
 use kv_common::region::{ReadWords, Words};
 use kv_common::ring::PushError;
+use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::channel::{ChannelLayout, ClientEnd};
 use kv_common::transport::shm::doorbell::Doorbell;
-use kv_common::transport::shm::hello::{receive_hello, send_hello};
 use kv_common::transport::shm::mapping::{map_channel, map_region};
 use kv_common::transport::shm::socket::connect;
 use kv_common::wire::{Op, Request, Value};
@@ -31,7 +31,7 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn connect(socket: &Path) -> Peer {
         let stream = connect(socket, deadline()).unwrap();
-        send_hello(&stream, &Hello::ours().encode(), &[], deadline()).unwrap();
+        send_hello(&stream, &Hello::ours(Wanted::Shm).encode(), &[], deadline()).unwrap();
         let answer = receive_hello(&stream, WELCOME_DESCRIPTORS, deadline()).unwrap();
         let Answer::Welcome(welcome) = Answer::decode(&answer.bytes).unwrap() else {
             panic!("not welcome: {:?}", answer.bytes)

@@ -83,6 +83,11 @@ impl Transport for ShmTransport {
         unreachable!("every READ of this transport is served by read_now")
     }
 
+    #[inline]
+    fn reads_are_loads(&self) -> bool {
+        true
+    }
+
     fn reads_in_flight_max(&self) -> usize {
         1
     }

@@ -6,7 +6,6 @@
 //! | [`mapping`] | making, sealing, prefaulting and checking memory that is shared |
 //! | [`channel`] | what lies where in a client's private memory: two rings and a staging area |
 //! | [`socket`] | the Unix socket: one server per path |
-//! | [`hello`] | one message each way with descriptors, before anything else |
 //! | [`credentials`] | who is at the other end |
 //! | [`doorbell`] | waking a peer that sleeps, noticing one that is gone |
 //! | [`owner`] | the word by which clients see that the server's process is gone |
@@ -16,7 +15,6 @@ pub mod channel;
 pub mod client;
 pub mod credentials;
 pub mod doorbell;
-pub mod hello;
 mod hugepages;
 mod mapped;
 pub mod mapping;

@@ -347,6 +347,10 @@ impl Transport for SimTransport {
         state.next_read_step = state.next_read_step.min(due);
     }
 
+    fn reads_are_loads(&self) -> bool {
+        self.flavour != Flavour::Posted
+    }
+
     fn reads_in_flight_max(&self) -> usize {
         READS_MAX
     }

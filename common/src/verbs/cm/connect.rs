@@ -1,0 +1,106 @@
+//! The side that asks for a connection.
+#![allow(unsafe_code, reason = "calls librdmacm")]
+
+use std::net::SocketAddr;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use rdma_sys::rdma_cm_event_type;
+
+use super::address::RawAddress;
+use super::id::{CmConnection, Id, parameters};
+use super::{CmError, CmOptions, REQUEST_DATA_MAX_BYTES, check_private_data};
+use crate::verbs::error::check;
+use crate::verbs::queue_pair::{QueuePair, Rc, ReadyToSend, Reset};
+
+/// A peer's address to which a device and a route were found.
+pub struct Resolved {
+    id: Id,
+    device: String,
+    port: u8,
+}
+
+/// A connection that was asked for and made.
+pub struct Connected {
+    /// Ready to send.
+    pub pair: QueuePair<Rc, ReadyToSend>,
+    /// The connection.
+    pub connection: CmConnection,
+    /// What the peer sent along; filled with zeroes to more than it sent.
+    pub private_data: Vec<u8>,
+}
+
+impl Resolved {
+    /// Finds device and route. Each of the two steps may take `timeout`.
+    ///
+    /// # Errors
+    /// If no RDMA device leads there.
+    pub fn resolve(peer: SocketAddr, timeout: Duration) -> Result<Resolved, CmError> {
+        let id = Id::create()?;
+        let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1);
+        let mut address = RawAddress::new(peer);
+        // SAFETY: the identifier lives; the address is one; without a source the route decides.
+        let returned = unsafe {
+            rdma_sys::rdma_resolve_addr(id.as_ptr(), ptr::null_mut(), address.as_mut_ptr(), timeout_ms)
+        };
+        check("rdma_resolve_addr", returned, || peer.to_string())?;
+        expect(&id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED, "the peer's address", timeout)?;
+        // SAFETY: the identifier lives and its address is resolved.
+        let returned = unsafe { rdma_sys::rdma_resolve_route(id.as_ptr(), timeout_ms) };
+        check("rdma_resolve_route", returned, || peer.to_string())?;
+        expect(&id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED, "the route to the peer", timeout)?;
+        let (device, port) = id.device().unwrap_or_default();
+        Ok(Resolved { id, device, port })
+    }
+
+    /// Name of the device to open.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
+    /// Connects `pair`, which must be on the device that was found. Gives it back ready to send.
+    ///
+    /// # Errors
+    /// If the peer refuses or does not answer within `timeout`. Then the queue pair is destroyed.
+    pub fn connect(
+        self,
+        pair: QueuePair<Rc, Reset>,
+        options: &CmOptions,
+        timeout: Duration,
+    ) -> Result<Connected, CmError> {
+        check_private_data(options.private_data, REQUEST_DATA_MAX_BYTES)?;
+        let pair = self.id.initialize(pair, options.rights)?;
+        let mut request = parameters(options, &pair, options.reads_served_max, options.reads_started_max);
+        // SAFETY: the identifier lives and has a route; the parameters are valid and so is their private data.
+        let returned = unsafe { rdma_sys::rdma_connect(self.id.as_ptr(), &mut request) };
+        check("rdma_connect", returned, || format!("{:?}", self.id.peer()))?;
+        let what = "the peer's answer";
+        let answer = self.id.channel.wait(what, Instant::now(), timeout)?;
+        let reads_served_max = options.reads_served_max.min(answer.reads_served_max);
+        let reads_started_max = options.reads_started_max.min(answer.reads_started_max);
+        let pair = match answer.kind {
+            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE => {
+                let pair = self.id.ready(pair, options, reads_served_max, reads_started_max)?;
+                // SAFETY: the identifier lives and has a response that waits for this.
+                let returned = unsafe { rdma_sys::rdma_establish(self.id.as_ptr()) };
+                check("rdma_establish", returned, || format!("{:?}", self.id.peer()))?;
+                pair
+            }
+            // iWARP: the kernel has moved the queue pair.
+            rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED => pair.assume_moved(),
+            _ => return Err(answer.into_error(what)),
+        };
+        let connection = CmConnection { id: self.id, reads_started_max, reads_served_max };
+        Ok(Connected { pair, connection, private_data: answer.private_data })
+    }
+}
+
+fn expect(id: &Id, kind: u32, what: &'static str, timeout: Duration) -> Result<(), CmError> {
+    let event = id.channel.wait(what, Instant::now(), timeout)?;
+    if event.kind == kind { Ok(()) } else { Err(event.into_error(what)) }
+}

@@ -1,0 +1,246 @@
+//! Identifiers of rdma_cm: one end of a connection that is made, or made already.
+#![allow(unsafe_code, reason = "calls librdmacm")]
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+use rdma_sys::{
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_port_space,
+};
+
+use super::address::RawAddress;
+use super::channel::EventChannel;
+use super::{CmError, CmOptions};
+use crate::verbs::device::text;
+use crate::verbs::error::{VerbError, check};
+use crate::verbs::queue_pair::{
+    Init, QueuePair, Rc, ReadyToReceive, ReadyToSend, RemoteRights, Reset, State,
+};
+
+/// An identifier and the channel that is its own.
+pub(super) struct Id {
+    raw: NonNull<rdma_cm_id>,
+    /// Dropped after the identifier is destroyed.
+    pub(super) channel: EventChannel,
+}
+
+// SAFETY: librdmacm may be called from any thread; calls that change the identifier's fields take `&mut self` or are those
+// for which the library takes its own locks.
+unsafe impl Send for Id {}
+
+impl Id {
+    pub(super) fn create() -> Result<Id, VerbError> {
+        let channel = EventChannel::create()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel lives, and there is a place for the identifier.
+        let returned = unsafe {
+            rdma_sys::rdma_create_id(
+                channel.as_ptr(),
+                &mut raw,
+                ptr::null_mut(),
+                rdma_port_space::RDMA_PS_TCP,
+            )
+        };
+        check("rdma_create_id", returned, || "a connection".into())?;
+        let raw =
+            NonNull::new(raw).ok_or_else(|| VerbError::from_errno("rdma_create_id", "", libc::ENOMEM))?;
+        Ok(Id { raw, channel })
+    }
+
+    /// Takes over an identifier that came with a request, and moves it to a channel of its own.
+    pub(super) fn of_request(raw: NonNull<rdma_cm_id>) -> Result<Id, VerbError> {
+        let channel = EventChannel::create().inspect_err(|_| {
+            // SAFETY: the request's event is acknowledged and the identifier belongs to whoever took the event. Destroying it
+            // rejects the request.
+            unsafe { rdma_sys::rdma_destroy_id(raw.as_ptr()) };
+        })?;
+        let id = Id { raw, channel };
+        // SAFETY: identifier and channel live; no event of the identifier is unacknowledged.
+        let returned = unsafe { rdma_sys::rdma_migrate_id(id.as_ptr(), id.channel.as_ptr()) };
+        check("rdma_migrate_id", returned, || "a request".into())?;
+        Ok(id)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.raw.as_ptr()
+    }
+
+    /// The device that it was bound to by resolving or by a request, and the port.
+    pub(super) fn device(&self) -> Option<(String, u8)> {
+        // SAFETY: the identifier lives; its device, once there, lives as long as the library.
+        let (verbs, port) = unsafe { (self.raw.as_ref().verbs, self.raw.as_ref().port_num) };
+        if verbs.is_null() {
+            return None;
+        }
+        // SAFETY: not null, see above; an opened device has a description.
+        Some((text(unsafe { &(*(*verbs).device).name }), port))
+    }
+
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier lives. All fields of the union are socket addresses that begin with their family, and the
+        // largest of them is read by its family alone.
+        RawAddress::read(unsafe { &self.raw.as_ref().route.addr.dst_addr_union.dst_storage })
+    }
+
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: as for `peer`.
+        RawAddress::read(unsafe { &self.raw.as_ref().route.addr.src_addr_union.src_storage })
+    }
+
+    /// Asks rdma_cm what a queue pair has to be told to get to `state`, corrects it, and tells it.
+    fn step<T: State>(
+        &self,
+        pair: QueuePair<Rc, impl State>,
+        state: u32,
+        rights: RemoteRights,
+        correct: impl FnOnce(&mut ibv_qp_attr),
+    ) -> Result<QueuePair<Rc, T>, VerbError> {
+        // SAFETY: every field is an integer or a struct or union of integers, for which zero is a value.
+        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = state;
+        let mut mask = 0;
+        // SAFETY: the identifier lives, and both places are valid.
+        let returned = unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attributes, &mut mask) };
+        check("rdma_init_qp_attr", returned, || format!("queue pair state {state}"))?;
+        attributes.qp_access_flags = rights.flags();
+        correct(&mut attributes);
+        // Bits above those of verbs are the kernel's own.
+        let known = ibv_qp_attr_mask::IBV_QP_DEST_QPN.0 * 2 - 1;
+        let mask = ibv_qp_attr_mask(mask.cast_unsigned() & known);
+        pair.modify(attributes, mask, || format!("state {state}, as rdma_cm says"))
+    }
+
+    /// To the state in which receives can be posted, on the port of the route.
+    pub(super) fn initialize(
+        &self,
+        pair: QueuePair<Rc, Reset>,
+        rights: RemoteRights,
+    ) -> Result<QueuePair<Rc, Init>, CmError> {
+        let (route, _) = self.device().unwrap_or_default();
+        let queue_pair = pair.domain().context().device().name.clone();
+        if route != queue_pair {
+            return Err(CmError::WrongDevice { route, queue_pair });
+        }
+        Ok(self.step(pair, ibv_qp_state::IBV_QPS_INIT, rights, |_| {})?)
+    }
+
+    /// To the state in which it can send. On iWARP the kernel has done or will do that itself.
+    pub(super) fn ready(
+        &self,
+        pair: QueuePair<Rc, Init>,
+        options: &CmOptions,
+        reads_served_max: u8,
+        reads_started_max: u8,
+    ) -> Result<QueuePair<Rc, ReadyToSend>, VerbError> {
+        let retry = options.retry.bounded();
+        if pair.domain().context().is_iwarp() {
+            return Ok(pair.assume_moved());
+        }
+        let pair: QueuePair<Rc, ReadyToReceive> =
+            self.step(pair, ibv_qp_state::IBV_QPS_RTR, options.rights, |attributes| {
+                attributes.max_dest_rd_atomic = reads_served_max;
+                attributes.min_rnr_timer = retry.receiver_timer;
+            })?;
+        self.step(pair, ibv_qp_state::IBV_QPS_RTS, options.rights, |attributes| {
+            attributes.max_rd_atomic = reads_started_max;
+            attributes.retry_cnt = retry.retries;
+            attributes.rnr_retry = retry.receiver_retries;
+        })
+    }
+}
+
+/// What is sent to the peer with a request or a reply. The private data must live until it was used.
+pub(super) fn parameters(
+    options: &CmOptions,
+    pair: &QueuePair<Rc, impl State>,
+    reads_served_max: u8,
+    reads_started_max: u8,
+) -> rdma_conn_param {
+    let retry = options.retry.bounded();
+    rdma_conn_param {
+        private_data: options.private_data.as_ptr().cast(),
+        // The caller has compared it with a limit below 256.
+        private_data_len: options.private_data.len() as u8,
+        responder_resources: reads_served_max,
+        initiator_depth: reads_started_max,
+        flow_control: 1,
+        retry_count: retry.retries,
+        rnr_retry_count: retry.receiver_retries,
+        srq: u8::from(pair.uses_shared_receive()),
+        qp_num: pair.number(),
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: all its events were acknowledged when they were taken, so this does not wait; destroyed once, and before its
+        // channel. No queue pair was made through it.
+        if unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) } != 0 {
+            tracing::error!("an identifier of rdma_cm could not be destroyed");
+        }
+    }
+}
+
+/// A connection that rdma_cm made. Dropping it does not disconnect, but tells nobody either.
+pub struct CmConnection {
+    pub(super) id: Id,
+    pub(super) reads_started_max: u8,
+    pub(super) reads_served_max: u8,
+}
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionEvent {
+    /// The peer disconnected, or rdma_cm found it gone.
+    Disconnected,
+    /// The device is being removed.
+    DeviceRemoved,
+    /// Another event, by its number in `enum rdma_cm_event_type`.
+    Other(u32),
+}
+
+impl CmConnection {
+    /// READs that this side may have in flight.
+    pub fn reads_started_max(&self) -> u8 {
+        self.reads_started_max
+    }
+
+    /// READs of the peer that this side serves at once.
+    pub fn reads_served_max(&self) -> u8 {
+        self.reads_served_max
+    }
+
+    /// The peer's address.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.id.peer()
+    }
+
+    /// Becomes readable when [`CmConnection::next_event`] has something.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.id.channel.fd()
+    }
+
+    /// What happened, without waiting.
+    ///
+    /// # Errors
+    /// If the channel is broken.
+    pub fn next_event(&self) -> Result<Option<ConnectionEvent>, VerbError> {
+        Ok(self.id.channel.next()?.map(|event| match event.kind {
+            rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
+            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoved,
+            other => ConnectionEvent::Other(other),
+        }))
+    }
+
+    /// Tells the peer that this is the end. The queue pair is not touched: drive it to the error state.
+    ///
+    /// # Errors
+    /// If there is no connection any more.
+    pub fn disconnect(&self) -> Result<(), VerbError> {
+        // SAFETY: the identifier lives; it has no queue pair of its own that this would change.
+        let returned = unsafe { rdma_sys::rdma_disconnect(self.id.as_ptr()) };
+        check("rdma_disconnect", returned, || format!("{:?}", self.peer()))
+    }
+}
