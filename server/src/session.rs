@@ -112,6 +112,11 @@ impl Session {
         self.link.woken()
     }
 
+    /// True if looking for requests is not worth the time any more, whatever the budget.
+    pub(crate) fn is_idle_long(&self) -> bool {
+        self.link.is_idle_long()
+    }
+
     /// Announces that nobody looks at the requests any more. False if there is one.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.link.fall_asleep()

@@ -371,6 +371,7 @@ impl Client {
     fn rest(&mut self) {
         if let State::Hot { looks } = &mut self.state
             && *looks > 1
+            && !self.session.is_idle_long()
         {
             *looks -= 1;
             return;

@@ -109,7 +109,7 @@ impl Link {
             Link::Shm(_) => Spin::default(),
             Link::Tcp(_) => TcpLink::spin(),
             #[cfg(feature = "verbs")]
-            Link::Verbs(_) => Spin::default(),
+            Link::Verbs(_) => VerbsLink::spin(),
         }
     }
 
@@ -194,6 +194,15 @@ impl Link {
             Link::Tcp(_) => Ok(()),
             #[cfg(feature = "verbs")]
             Link::Verbs(link) => link.woken(),
+        }
+    }
+
+    /// True if the client has asked for nothing for so long that looking on is not worth the time, whatever the budget.
+    pub(crate) fn is_idle_long(&self) -> bool {
+        match self {
+            Link::Shm(_) | Link::Tcp(_) => false,
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.is_idle_long(),
         }
     }
 

@@ -8,8 +8,10 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kv_common::region::{WORD_BYTES, Words, bytes_of_mut};
+use kv_common::transport::shm::spin::Spin;
 use kv_common::verbs::{MemoryRegion, QueuePair, Rc, ReadSink, ReadyToSend, RemoteMemory, SendBatch};
 use kv_common::wire::{Reply, Request, Value};
 use rustix::io::Errno;
@@ -21,6 +23,15 @@ use crate::rdma::{Connected, Fault, Queues, Rdma, Sent};
 
 /// Replies that are posted with one doorbell, at most.
 const BATCH_MAX: usize = 32;
+
+/// Looks before sleeping, at least and at most. Each takes a lock and a look at the completion queue.
+const LOOKS_MIN: u32 = 256;
+const LOOKS_MAX: u32 = 4096;
+/// Looks in vain, one after the other, after which each lets others run first: a software device does its work in threads
+/// of the kernel, which get no processor while all of them look.
+const LOOKS_BEFORE_YIELD: u32 = 16;
+/// How long the worker looks in vain at most, however many looks that is: where a look takes long it would look for ever.
+const LOOK_TIME_MAX: Duration = Duration::from_micros(200);
 
 /// A client's queue pair and control connection.
 pub(crate) struct VerbsLink {
@@ -44,6 +55,9 @@ pub(crate) struct VerbsLink {
     /// A request whose staged value is being fetched.
     fetching: Option<Vec<u8>>,
     token: u64,
+    looks_in_vain: u32,
+    /// When the first of them was that yielded.
+    idle_since: Instant,
     scratch: Vec<u64>,
 }
 
@@ -94,8 +108,14 @@ impl VerbsLink {
             mirror: Mirror { words, memory: None, client: client.memory },
             fetching: None,
             token: 0,
+            looks_in_vain: 0,
+            idle_since: Instant::now(),
             scratch: Vec::new(),
         })
+    }
+
+    pub(super) fn spin() -> Spin {
+        Spin::new(LOOKS_MIN, LOOKS_MAX)
     }
 
     /// The worker that serves it knows it by this number.
@@ -104,6 +124,26 @@ impl VerbsLink {
     }
 
     pub(super) fn next(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
+        let next = self.look(message)?;
+        if next != Next::Nothing {
+            self.looks_in_vain = 0;
+        } else if self.looks_in_vain < LOOKS_BEFORE_YIELD {
+            self.looks_in_vain += 1;
+            if self.looks_in_vain == LOOKS_BEFORE_YIELD {
+                self.idle_since = Instant::now();
+            }
+        } else {
+            std::thread::yield_now();
+        }
+        Ok(next)
+    }
+
+    /// True if looking on is not worth its time.
+    pub(super) fn is_idle_long(&self) -> bool {
+        self.looks_in_vain >= LOOKS_BEFORE_YIELD && self.idle_since.elapsed() > LOOK_TIME_MAX
+    }
+
+    fn look(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
         if self.fetching.is_some() {
             if !self.queues.has_fetched(self.number)? {
                 return Ok(Next::Nothing);
@@ -280,6 +320,7 @@ impl VerbsLink {
     }
 
     pub(super) fn wake_up(&mut self) {
+        self.looks_in_vain = 0;
         self.queues.wake_up(self.number);
     }
 }

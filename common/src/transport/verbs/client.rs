@@ -27,6 +27,9 @@ use crate::verbs::{
 pub(super) const COMPLETIONS_PER_POLL: usize = 32;
 /// Polls that find nothing before the control connection is looked at, which takes a system call.
 const EMPTY_POLLS_PER_LOOK: u64 = 1024;
+/// Looks in vain after which each lets others run first: a software device does its work in threads of the kernel, which
+/// get no processor while all of them look. An adapter's READ is back before.
+const LOOKS_BEFORE_YIELD: u32 = 128;
 /// How long a broken queue pair may take to give everything back; then it is destroyed, which ends what it does.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the end of the connection is looked for during a sleep, were an event lost.
@@ -270,8 +273,14 @@ impl Transport for VerbsTransport {
         if !self.work.events.is_empty() {
             return;
         }
-        let mut spin = self.spin.clone();
-        let has_come = spin.wait(|| self.look());
+        let (mut spin, mut looks) = (self.spin.clone(), 0_u32);
+        let has_come = spin.wait(|| {
+            looks += 1;
+            if looks > LOOKS_BEFORE_YIELD {
+                std::thread::yield_now();
+            }
+            self.look()
+        });
         self.spin = spin;
         if has_come {
             return;
