@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::oracle::UpdateMode;
+use crate::raw::args::RawArgs;
 use crate::units::{parse_count, parse_duration, parse_size_bytes};
 use crate::workload::Distribution;
 use crate::workload::mix::Workload;
@@ -33,6 +34,8 @@ pub enum Command {
     Run(RunArgs),
     /// Run the same reads on the store, on a map in this process and on the floor, in turns, and print the ratios.
     Compare(CompareArgs),
+    /// Measure the bare verbs of an RDMA device, as perftest does: latency and bandwidth of READ, WRITE and SEND.
+    Raw(RawArgs),
 }
 
 /// Where the store is.
@@ -134,6 +137,10 @@ pub struct RunArgs {
     /// Fill the client's index cache before the warm-up.
     #[arg(long)]
     pub(crate) warm_index: bool,
+    /// Over RDMA with one operation in flight: after so many GETs, time a bare READ of as many bytes on the same queue pair
+    /// (not counted in the run's time), and print the ratio of the medians. 0 for none.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "4")]
+    pub(crate) raw_every: u64,
     /// Reads of one multi_get; every read has the latency of its batch.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "1")]
     pub(crate) batch: u64,

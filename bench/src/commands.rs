@@ -10,6 +10,9 @@ use crate::args::{Cli, Command, CompareArgs, FloorPages, LoadArgs, Required, Run
 use crate::clock::SystemClock;
 use crate::compare::{self, ComparePlan};
 use crate::plan::{UsageError, as_run, fill, read_back};
+use crate::raw;
+use crate::raw::args::RawArgs;
+use crate::raw::error::RawError;
 use crate::report::compare::CompareReport;
 use crate::report::json::RunJson;
 use crate::report::progress::Progress;
@@ -45,6 +48,9 @@ pub enum CommandError {
     /// The store cannot be reached, or refuses.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The bare verbs cannot be measured.
+    #[error(transparent)]
+    Raw(#[from] RawError),
     /// Not enough memory for the floor.
     #[error("cannot make the floor: {0}")]
     Floor(std::io::Error),
@@ -68,6 +74,7 @@ impl CommandError {
         match self {
             Self::Usage(_) | Self::Json { .. } | Self::Stdout(_) => Exit::Usage,
             Self::Store(error) => Exit::of_error(error),
+            Self::Raw(error) => error.exit(),
             Self::Floor(_) | Self::Memory { .. } => Exit::Refused,
         }
     }
@@ -79,6 +86,7 @@ pub fn main(cli: &Cli) -> Exit {
         Command::Load(args) => load(args),
         Command::Run(args) => run_workload(args),
         Command::Compare(args) => compare_all(args),
+        Command::Raw(args) => raw(args),
     };
     done.unwrap_or_else(|error| {
         tell(format_args!("kv-bench: {error}"));
@@ -179,6 +187,8 @@ fn run_on<F: Factory>(factory: &F, plan: &RunPlan, sink: JsonSink) -> Result<Exi
         check_memory("the map", 1, plan)?;
         run_shown("load", factory, &fill(plan), &clock)?;
     }
+    let plan =
+        &RunPlan { raw_every: if factory.has_raw_reads() { plan.raw_every } else { 0 }, ..plan.clone() };
     let result = run_shown(&format!("workload {}", plan.workload.name), factory, plan, &clock)?;
     report(factory, plan, &result, &clock, sink)?;
     Ok(Exit::of_result(&result))
@@ -211,7 +221,7 @@ fn report<F: Factory>(
         clock: clock.source(),
     };
     let text = format!("{}\n{}", table::text(&report), ycsb::lines(&report));
-    sink.deliver(&text, &RunJson::of(&report))
+    sink.deliver(&text, &RunJson::of(&report).to_text())
 }
 
 fn compare_all(args: &CompareArgs) -> Result<Exit, CommandError> {
@@ -260,8 +270,17 @@ fn compare_with<F: Factory>(
         clock: clock.source(),
     };
     let exit = report.exit();
-    sink.deliver(&report.text(), &report.json())?;
+    sink.deliver(&report.text(), &report.json().to_text())?;
     Ok(if exit == Exit::Done { limits(&report, &args.require) } else { exit })
+}
+
+fn raw(args: &RawArgs) -> Result<Exit, CommandError> {
+    let tests = raw::plan::tests(args).map_err(RawError::from)?;
+    let sink = JsonSink::open(args.json.as_deref())?;
+    if let Some(result) = raw::measure(args, &tests)? {
+        sink.deliver(&result.table(), &result.to_text())?;
+    }
+    Ok(Exit::Done)
 }
 
 /// Whether all required ratios were reached.

@@ -9,6 +9,7 @@
 //! | `value`, `oracle` | values that prove themselves, and what a read may return |
 //! | `store` | the seam to what is measured |
 //! | `runner` | operations in, counts and latencies out |
+//! | `raw` | the bare verbs, as perftest measures them |
 //! | `compare` | the store against its peer and its floor |
 //! | `report` | the result for people, for scripts, as JSON |
 //! | `commands` | the subcommands, from arguments to exit code |
@@ -19,6 +20,7 @@ pub mod commands;
 pub mod compare;
 pub mod oracle;
 pub mod plan;
+pub mod raw;
 pub mod report;
 pub mod rng;
 pub mod runner;

@@ -25,6 +25,7 @@ const FIELDS_MAX: u64 = 1000;
 const THREADS_MAX: u64 = 1024;
 const DEPTH_MAX: u64 = kv_client::CLIENT_OPERATIONS_MAX as u64;
 const BATCH_MAX: u64 = 1024;
+const RAW_EVERY_MAX: u64 = 1_000_000;
 const ROUNDS_MIN: u64 = 7;
 const ROUNDS_MAX: u64 = 10_000;
 /// Two slices and the untimed reads before them come out of one chunk of a trace.
@@ -124,6 +125,7 @@ fn base_plan(records: &RecordArgs, drive: &DriveArgs, workload: WorkloadPlan) ->
         shape: shape(records)?,
         update_mode: UpdateMode::Whole,
         warm_index: false,
+        raw_every: 0,
     })
 }
 
@@ -167,6 +169,7 @@ pub fn fill(run: &RunPlan) -> RunPlan {
         target_ops_per_s: None,
         verify: Verify::Length,
         warm_index: false,
+        raw_every: 0,
         ..run.clone()
     }
 }
@@ -205,6 +208,7 @@ impl RunArgs {
                 (true, false) => Verify::Oracle,
             },
             warm_index: self.warm_index,
+            raw_every: in_range("--raw-every", self.raw_every, 0, RAW_EVERY_MAX)?,
             ..base
         })
     }
@@ -259,6 +263,7 @@ pub fn as_run(compare: &ComparePlan) -> RunPlan {
         shape: compare.shape,
         update_mode: UpdateMode::Whole,
         warm_index: false,
+        raw_every: 0,
     }
 }
 

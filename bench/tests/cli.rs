@@ -111,6 +111,13 @@ fn what_makes_no_sense_is_exit_code_2_with_the_reason() {
         ("run --workload a --url mem:null --value-size 64XB", "64XB"),
         ("compare --url mem:null", "stores nothing"),
         ("compare --url mem:dashmap --rounds 3", "--rounds"),
+        ("raw --operation read --connection uc", "UC has no READ"),
+        ("raw --operation write --connection ud", "UD has no WRITE"),
+        ("raw --connection rc", "--operation"),
+        ("raw --size 64,0", "--size"),
+        ("raw --iterations 4", "--iterations"),
+        ("raw --listen 127.0.0.1:0 --connect 127.0.0.1:1", "--connect"),
+        ("raw --listen 127.0.0.1:0 --operation read", "--operation"),
         ("", "Usage"),
     ] {
         let output = bench(line);

@@ -390,6 +390,19 @@ impl Client {
         Ok(started.elapsed())
     }
 
+    /// One bare READ, over RDMA: `bytes` bytes, rounded up to words and at most [`PROBE_MAX_BYTES`], from byte `at_byte` of the
+    /// server's region, rounded down to a word and taken modulo where such a READ can begin. It goes over the queue pair of
+    /// the GETs, is waited for by polling, and its bytes are dropped: the floor under a GET, to be timed by the caller. It is
+    /// in no counter. False, and nothing was done, over other transports, or while READs of operations are in flight.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::UsedAfterFork`].
+    pub fn raw_read(&mut self, at_byte: u64, bytes: usize) -> Result<bool, Error> {
+        self.check_fork()?;
+        let len_words = bytes.clamp(1, PROBE_MAX_BYTES).div_ceil(8);
+        self.driver.raw_read((at_byte / 8) as usize, len_words)
+    }
+
     #[inline]
     fn check(&self, key: &[u8]) -> Result<(), Error> {
         self.check_fork()?;

@@ -133,6 +133,10 @@ impl Transport for AnyTransport {
         each!(self, transport => transport.flush());
     }
 
+    fn raw_read(&mut self, at_word: usize, len_words: usize) -> Result<bool, Broken> {
+        each!(self, transport => transport.raw_read(at_word, len_words))
+    }
+
     fn name(&self) -> &'static str {
         each!(self, transport => transport.name())
     }

@@ -127,7 +127,7 @@ boot() {
     timeout --kill-after=5 "$limit_s" qemu-system-x86_64 "${accelerator[@]}" -machine q35 -m "$memory_mib" -smp "$cpus" \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$work/$role/console" \
         -kernel "$kernel" -initrd "$initramfs" \
-        -append "console=ttyS0 quiet panic=-1 net.ifnames=0 hugepages=$hugepages GUEST_ROLE=$role" \
+        -append "console=ttyS0 tsc=reliable quiet panic=-1 net.ifnames=0 hugepages=$hugepages GUEST_ROLE=$role" \
         -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=root,mount_tag=root \
         -fsdev "local,id=rig,path=$work,security_model=none" -device virtio-9p-pci,fsdev=rig,mount_tag=rig \
         -fsdev "local,id=out,path=$out,security_model=none,multidevs=remap" -device virtio-9p-pci,fsdev=out,mount_tag=out \

@@ -117,6 +117,8 @@ impl CompareReport<'_> {
             server_cpu_s: self.result.server_cpu_s,
             reads_per_get: self.per_get().map(|(reads, _)| reads),
             bytes_per_get: self.per_get().map(|(_, bytes)| bytes),
+            raw_read_ns: None,
+            get_p50_per_raw_read_p50: None,
             index_cache_hit_ratio: self.hit_ratio(),
             retries: ours.counters.map(|counters| counters.retries),
             verify: true,

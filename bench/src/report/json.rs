@@ -54,6 +54,10 @@ pub struct RunJson {
     pub reads_per_get: Option<f64>,
     /// Bytes that these READs fetched, per GET.
     pub bytes_per_get: Option<f64>,
+    /// Bare READs between the GETs, of as many bytes, on the same queue pair; null if there were none.
+    pub raw_read_ns: Option<LatencyNs>,
+    /// Median GET divided by median bare READ.
+    pub get_p50_per_raw_read_p50: Option<f64>,
     /// Hits per lookup in the index cache.
     pub index_cache_hit_ratio: Option<f64>,
     /// Repeated reads by cause; null if the store does not count them.
@@ -177,6 +181,8 @@ impl RunJson {
             server_cpu_s: result.server_cpu_s,
             reads_per_get: per_get.map(|(reads, _)| reads),
             bytes_per_get: per_get.map(|(_, bytes)| bytes),
+            raw_read_ns: report.raw_read(),
+            get_p50_per_raw_read_p50: report.get_per_raw_read(),
             index_cache_hit_ratio: report.index_cache_hit_ratio(),
             retries: tally.counters.map(|counters| counters.retries),
             verify: plan.verify != Verify::Length,
@@ -236,5 +242,12 @@ mod tests {
             assert!(json["ops"]["read"]["latency_ns"][name].is_number(), "{name}");
         }
         assert!(json.get("peers").is_none());
+        assert!(json["raw_read_ns"].is_null() && json["get_p50_per_raw_read_p50"].is_null());
+        let mut result = result;
+        result.tally.raw_read.record(3_200);
+        let text = RunJson::of(&report(&plan, &result)).to_text();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(json["raw_read_ns"]["p50"].as_u64().unwrap().abs_diff(3_200) < 4);
+        assert!((json["get_p50_per_raw_read_p50"].as_f64().unwrap() - 1.25).abs() < 0.01);
     }
 }

@@ -94,6 +94,17 @@ impl Report<'_> {
         (gets > 0).then(|| (counters.reads as f64 / gets as f64, counters.read_bytes as f64 / gets as f64))
     }
 
+    /// Bare READs between the GETs, if there were any.
+    pub fn raw_read(&self) -> Option<LatencyNs> {
+        LatencyNs::of(self.result.tally.raw_read.histogram())
+    }
+
+    /// The median GET divided by the median bare READ of as many bytes in the same run.
+    pub fn get_per_raw_read(&self) -> Option<f64> {
+        let get = LatencyNs::of(self.result.tally.kind(OpKind::Read).service.histogram())?;
+        self.raw_read().map(|raw| get.p50 as f64 / raw.p50.max(1) as f64)
+    }
+
     /// Hits in the index cache per lookup, if the store counts them.
     pub fn index_cache_hit_ratio(&self) -> Option<f64> {
         let counters = self.result.tally.counters?;
@@ -167,6 +178,7 @@ pub(crate) mod tests {
             shape: Shape { fields: 10, field_bytes: 100 },
             update_mode: UpdateMode::Whole,
             warm_index: false,
+            raw_every: 0,
         }
     }
 

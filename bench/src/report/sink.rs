@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use super::json::RunJson;
 use crate::commands::CommandError;
 
 /// Where the JSON goes. Opened before the run, so that a run of an hour does not end with a path that is not there.
@@ -78,12 +77,12 @@ impl JsonSink {
     ///
     /// # Errors
     /// [`CommandError::Json`], or else [`CommandError::Stdout`].
-    pub fn deliver(self, text: &str, json: &RunJson) -> Result<(), CommandError> {
+    pub fn deliver(self, text: &str, json: &str) -> Result<(), CommandError> {
         if self.to_stdout {
-            return print(&json.to_text());
+            return print(json);
         }
         let saved = self.file.map_or(Ok(()), |mut file| {
-            file.write(&json.to_text()).map_err(|error| CommandError::Json { path: file.path.clone(), error })
+            file.write(json).map_err(|error| CommandError::Json { path: file.path.clone(), error })
         });
         let printed = print(text);
         saved.and(printed)

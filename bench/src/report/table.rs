@@ -111,6 +111,15 @@ fn write_store(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
             None => writeln!(out)?,
         }
     }
+    if let (Some(raw), Some(ratio)) = (report.raw_read(), report.get_per_raw_read()) {
+        writeln!(
+            out,
+            "raw READs of as many bytes, between the GETs on the same queue pair: {}, p50 {}, p99 {}\nGET p50 / raw READ p50: {ratio:.3}",
+            report.result.tally.raw_read.histogram().len(),
+            show_ns(raw.p50 as f64),
+            show_ns(raw.p99 as f64)
+        )?;
+    }
     if let Some(counters) = report.result.tally.counters {
         let by = counters.retries;
         writeln!(
@@ -158,6 +167,9 @@ mod tests {
     fn says_what_was_run_and_what_it_came_to() {
         let (plan, mut result) = (plan(Workload::F), result());
         result.tally.wrong = 3;
+        for ns in [1_000, 3_200, 4_000] {
+            result.tally.raw_read.record(ns);
+        }
         result.tally.examples.push("record 5, key user1: torn".into());
         let found = text(&report(&plan, &result));
         for part in [
@@ -166,6 +178,9 @@ mod tests {
             "updates write: the whole value",
             "10 operations in 2.000 s: 5 operations/s",
             "per GET: 1.500 READs, 100 bytes; index cache hits 90.00 %",
+            // Reads took 1 to 8 us: the median of eight is 4.
+            "GET p50 / raw READ p50: 1.25",
+            "on the same queue pair: 3, p50 3.20 us",
             "1 torn, 2 stale, 3 dead; server asked 4 times",
             "0.250 s of processor time",
             "3 WRONG",

@@ -34,6 +34,7 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
 
     #[inline]
     fn read(&mut self, step: Step, number: u64, intended: Option<u64>) {
+        let raw_due = self.raw_read_due();
         let key = self.trace.key(&step);
         let lower = self.judge.begin_read(number);
         let begun = Begun { at: self.clock.begin(), intended };
@@ -43,6 +44,9 @@ impl<S: Store, C: Clock> Worker<'_, S, C> {
             self.judge.check(&mut self.tally, number, key, lower, &self.record);
         }
         self.conclude(step.kind, number, begun, end, outcome);
+        if let Some(before) = raw_due {
+            self.raw_read(before);
+        }
     }
 
     fn write(&mut self, step: Step, number: u64, intended: Option<u64>) {

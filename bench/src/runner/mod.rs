@@ -6,6 +6,7 @@
 //! | `direct` | operations one after the other |
 //! | `batched` | reads gathered into batches |
 //! | `pipelined` | several operations in flight |
+//! | `raw` | bare READs between GETs |
 //! | `judge` | values made and checked |
 //! | `patience` | when a thread that only fails gives up |
 //! | `tally` | counts and latencies |
@@ -16,6 +17,7 @@ mod direct;
 mod judge;
 mod patience;
 mod pipelined;
+mod raw;
 pub mod server_cpu;
 pub mod tally;
 #[cfg(test)]
@@ -92,6 +94,8 @@ pub struct RunPlan {
     pub update_mode: UpdateMode,
     /// Whether the store fills its index cache before the warm-up.
     pub warm_index: bool,
+    /// After how many GETs there is a bare READ of as many bytes, where one operation is in flight; 0 for none.
+    pub raw_every: u64,
 }
 
 /// What the threads of a run share.
@@ -238,6 +242,7 @@ pub fn null_ns_per_op<C: Clock>(plan: &RunPlan, clock: &C) -> Result<f64, StoreE
         target_ops_per_s: None,
         verify: Verify::Length,
         warm_index: false,
+        raw_every: 0,
         ..plan.clone()
     };
     let factory = NullFactory { value_bytes: plan.shape.value_bytes() };

@@ -90,6 +90,8 @@ pub struct Tally {
     pub rmw_read: Latencies,
     /// The write half of read-modify-writes; YCSB counts it among the updates too.
     pub rmw_write: Latencies,
+    /// Bare READs of as many bytes as GETs had, between them.
+    pub raw_read: Latencies,
     /// Values that were checked byte by byte and were right.
     pub verified: u64,
     /// Values that cannot be what was stored.
@@ -111,6 +113,7 @@ impl Tally {
             kinds: std::array::from_fn(|_| KindTally::new(paced)),
             rmw_read: Latencies::default(),
             rmw_write: Latencies::default(),
+            raw_read: Latencies::default(),
             verified: 0,
             wrong: 0,
             examples: Vec::new(),
@@ -160,6 +163,7 @@ impl Tally {
         }
         self.rmw_read.merge(&other.rmw_read);
         self.rmw_write.merge(&other.rmw_write);
+        self.raw_read.merge(&other.raw_read);
         self.verified += other.verified;
         self.wrong += other.wrong;
         self.examples.extend(other.examples);

@@ -33,6 +33,7 @@ fn plan(workload: Workload, operations: u64) -> RunPlan {
         shape: Shape { fields: 10, field_bytes: 40 },
         update_mode: UpdateMode::Field,
         warm_index: false,
+        raw_every: 0,
     }
 }
 
@@ -66,6 +67,18 @@ fn loaded(behaviour: Behaviour) -> (FakeFactory, FakeClock) {
 /// The ways to drive a store: one by one, in batches, pipelined.
 fn ways(plan: &RunPlan) -> [RunPlan; 3] {
     [plan.clone(), RunPlan { batch: 8, ..plan.clone() }, RunPlan { depth: 8, ..plan.clone() }]
+}
+
+#[test]
+fn bare_reads_are_timed_between_gets_and_no_part_of_the_run() {
+    let (factory, clock) = loaded(Behaviour { service_ns: 700, ..Behaviour::default() });
+    let plan = RunPlan { raw_every: 4, ..plan(Workload::C, 10_000) };
+    let result = run_quietly(&factory, &plan, &clock);
+    let raw = result.tally.raw_read.histogram();
+    assert_eq!(raw.len(), 2_500);
+    assert!(raw.value_at_quantile(0.5).abs_diff(500) <= 1);
+    assert!((result.seconds - 10_000.0 * 700e-9).abs() < 1e-9, "{}", result.seconds);
+    assert_eq!(result.tally.kind(OpKind::Read).count(), 10_000);
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(super) struct Worker<'a, S, C> {
     pub(super) value: Vec<u8>,
     /// Numbers whose insert failed: they are tried again, so that the acknowledged prefix has no gap.
     failed_inserts: Vec<u64>,
+    pub(super) gets_since_raw_read: u64,
     thread: usize,
     phase: Phase,
     patience: Patience,
@@ -39,7 +40,7 @@ struct Phase {
     began: u64,
     /// The end of the newest operation or pause.
     now: u64,
-    /// Time spent on making the trace.
+    /// Time spent on making the trace, and on bare READs.
     paused: u64,
     operations_left: u64,
     /// Ticks that the phase may take, without pauses.
@@ -81,6 +82,7 @@ impl<'a, S: Store, C: Clock> Worker<'a, S, C> {
             record: Vec::new(),
             value: Vec::new(),
             failed_inserts: Vec::new(),
+            gets_since_raw_read: 0,
             thread,
             phase: Phase::default(),
             patience: Patience::default(),
@@ -187,9 +189,15 @@ impl<'a, S: Store, C: Clock> Worker<'a, S, C> {
         let before = self.clock.end();
         self.trace.refill(self.phase.operations_left, &self.shared.inserts);
         let after = self.clock.end();
-        self.phase.paused += after - before;
-        self.phase.now = self.phase.now.max(after);
+        self.pause(before, after);
         true
+    }
+
+    /// Takes what happened from `begin` to `end` out of the run's time.
+    #[inline]
+    pub(super) fn pause(&mut self, begin: u64, end: u64) {
+        self.phase.paused += end.saturating_sub(begin);
+        self.phase.now = self.phase.now.max(end);
     }
 
     /// When the next operation should start, with a target rate.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::deferred::{Deferred, batch_one_by_one, pipelined_by_deferring};
-use super::{Factory, Store, StoreError};
+use super::{Counters, Factory, Store, StoreError};
 use crate::clock::{Clock, FakeClock};
 
 /// What a fake does besides storing.
@@ -172,6 +172,17 @@ impl Store for FakeStore {
         let before = map.get(key).map(|(newest, _)| newest.clone());
         map.insert(key.to_vec(), (value.to_vec(), before));
         Ok(())
+    }
+
+    /// Takes 5 ns for a byte.
+    fn raw_read(&mut self, bytes: u64) -> Result<bool, StoreError> {
+        self.fake.clock.advance(5 * bytes);
+        Ok(true)
+    }
+
+    /// Each read is one READ of 100 bytes.
+    fn counters(&self) -> Option<Counters> {
+        Some(Counters { reads: self.reads, read_bytes: 100 * self.reads, ..Counters::default() })
     }
 
     batch_one_by_one!();

@@ -3,6 +3,7 @@
 use kv_client::{Client, Connection, Error, Options};
 
 use super::{Completion, Counters, Factory, Outcome, Request, Retries, Store, StoreError};
+use crate::rng::{GAMMA, Rng};
 use crate::units::show_size_bytes;
 
 /// Connects clients to one server.
@@ -30,11 +31,15 @@ impl Factory for KvFactory {
 
     fn open(&self) -> Result<KvStore, StoreError> {
         let client = Client::connect_with(&self.url, &self.options).map_err(store_error)?;
-        Ok(KvStore { client })
+        Ok(KvStore { client, places: Rng::new(GAMMA) })
     }
 
     fn transport(&self) -> String {
         self.connection.transport.into()
+    }
+
+    fn has_raw_reads(&self) -> bool {
+        self.connection.transport == "verbs"
     }
 
     fn server_pid(&self) -> Option<u32> {
@@ -58,6 +63,8 @@ impl Factory for KvFactory {
 #[derive(Debug)]
 pub struct KvStore {
     client: Client,
+    /// Where bare READs read.
+    places: Rng,
 }
 
 /// What the library's errors mean to the harness.
@@ -149,6 +156,13 @@ impl Store for KvStore {
 
     fn warm_up(&mut self) -> Result<(), StoreError> {
         self.client.warm_up().map(|_| ()).map_err(store_error)
+    }
+
+    #[inline]
+    fn raw_read(&mut self, bytes: u64) -> Result<bool, StoreError> {
+        // On a cache line, as blocks are.
+        let at_byte = self.places.next_u64() & !63;
+        self.client.raw_read(at_byte, usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(store_error)
     }
 
     fn counters(&self) -> Option<Counters> {

@@ -196,6 +196,15 @@ pub trait Store: Send {
         Ok(())
     }
 
+    /// One bare READ of `bytes` bytes, of the kind that a GET makes, with nothing of the store around it. `false`: there is
+    /// no such thing, or not now.
+    ///
+    /// # Errors
+    /// [`StoreError::NoConnection`].
+    fn raw_read(&mut self, _bytes: u64) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
     /// What has been counted since the handle was opened; nothing if the store does not count.
     fn counters(&self) -> Option<Counters> {
         None
@@ -215,6 +224,11 @@ pub trait Factory: Sync {
 
     /// How the store is reached: `shm`, `tcp`, `verbs`, or the name of a store in this process.
     fn transport(&self) -> String;
+
+    /// Whether its handles have bare READs: [`Store::raw_read`].
+    fn has_raw_reads(&self) -> bool {
+        false
+    }
 
     /// Whether the store lives in this process and is empty when it is made.
     fn is_in_process(&self) -> bool {

@@ -54,6 +54,14 @@ impl<T: Transport> Driver<T> {
         self.wait_for_blocking(started_ns)?.expect("it was posted").map_err(|broken| self.broke(broken))
     }
 
+    /// One READ of `len_words` words, from word `at_word` modulo where it can begin, with nothing around it.
+    pub(crate) fn raw_read(&mut self, at_word: usize, len_words: usize) -> Result<bool, Error> {
+        self.check_alive()?;
+        let Some(last_start) = self.view.region_words.checked_sub(len_words) else { return Ok(false) };
+        let done = self.transport.raw_read(at_word % (last_start + 1), len_words);
+        done.map_err(|broken| self.broke(broken))
+    }
+
     /// Waits until no READ is under way that somebody waits for; returns the last one's words if nobody took them yet.
     fn wait_for_blocking(&mut self, started_ns: u64) -> Result<Option<Result<Vec<u64>, Broken>>, Error> {
         let until_ns = started_ns.saturating_add(self.timeout_ns);

@@ -150,6 +150,14 @@ pub trait Transport {
     /// by calling this once for all of them.
     fn flush(&mut self) {}
 
+    /// One READ of these words, which nobody wants: posted by itself, and waited for by polling alone. What a READ costs
+    /// with nothing around it. False if there is no such thing here, or if other READs are under way now.
+    ///
+    /// The range lies inside the region: the caller has checked it.
+    fn raw_read(&mut self, _at_word: usize, _len_words: usize) -> Result<bool, Broken> {
+        Ok(false)
+    }
+
     /// What this is, for people: `shm`, `tcp`, ...
     fn name(&self) -> &'static str;
 }

@@ -7,6 +7,7 @@ mod device;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
+mod raw_reads;
 mod stopped;
 
 /// Taken by each of these tests: they count what the device and the processors do.

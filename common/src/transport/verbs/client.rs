@@ -32,6 +32,8 @@ const EMPTY_POLLS_PER_LOOK: u64 = 1024;
 const LOOKS_BEFORE_YIELD: u32 = 128;
 /// How long a broken queue pair may take to give everything back; then it is destroyed, which ends what it does.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longer than a device tries a READ.
+const RAW_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the end of the connection is looked for during a sleep, were an event lost.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
 
@@ -194,6 +196,28 @@ impl VerbsTransport {
         Ok(())
     }
 
+    /// Posts one READ and polls until it is done. A device that gives it up completes it too, with an error.
+    fn raw_read_now(&mut self, at_word: usize, len_words: usize) -> Result<bool, Broken> {
+        let Some(seq) = self.work.raw_read(at_word, len_words)? else { return Ok(false) };
+        let mut polls: u64 = 0;
+        let mut until = None;
+        while !self.work.is_settled(seq) {
+            if self.collect()? {
+                continue;
+            }
+            polls += 1;
+            if polls.is_multiple_of(EMPTY_POLLS_PER_LOOK) {
+                // The server may be stopped on this processor, or the device be software that needs it.
+                std::thread::yield_now();
+                let now = Instant::now();
+                if now > *until.get_or_insert(now + RAW_READ_TIMEOUT) {
+                    return Err(Broken::Rdma { what: "a READ did not complete".into() });
+                }
+            }
+        }
+        Ok(true)
+    }
+
     fn wait_for_completion(&mut self, until_ns: u64) -> Result<(), Broken> {
         self.queue.arm(false).map_err(|error| Broken::Rdma { what: error.to_string() })?;
         if self.collect()? {
@@ -304,6 +328,17 @@ impl Transport for VerbsTransport {
         {
             self.break_with(broken);
         }
+    }
+
+    fn raw_read(&mut self, at_word: usize, len_words: usize) -> Result<bool, Broken> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        let done = self.raw_read_now(at_word, len_words);
+        if let Err(broken) = &done {
+            self.break_with(broken.clone());
+        }
+        done
     }
 
     fn name(&self) -> &'static str {

@@ -58,6 +58,8 @@ pub(super) struct Read {
 
 enum Posted {
     Read(Read, Span),
+    /// Its words are wanted by nobody.
+    RawRead(Span),
     /// The buffer that it is sent from; none if it went inline.
     Send(Option<u16>),
 }
@@ -206,6 +208,30 @@ impl Work {
         Ok(())
     }
 
+    /// Posts a READ whose words nobody wants, at once; its sequence number. None if other READs are under way, or the ring
+    /// is too small for it.
+    pub(super) fn raw_read(&mut self, at_word: usize, len_words: usize) -> Result<Option<u64>, Broken> {
+        let is_idle = self.reads_posted == 0 && self.waiting.is_empty() && self.batch.is_empty();
+        if !is_idle || !self.memory.reads.can_hold(len_words) {
+            return Ok(None);
+        }
+        let remote = self.region.range(at_word as u64 * 8, len_words as u64 * 8).map_err(rdma)?;
+        let Some(span) = self.memory.reads.lend(len_words) else { return Ok(None) };
+        let sink = self.memory.reads.range(span).map_err(rdma)?;
+        let seq = self.next_seq();
+        self.batch.read(seq, sink, remote).map_err(rdma)?.signalled();
+        self.posted.push_back(Posted::RawRead(span));
+        self.reads_posted += 1;
+        self.sends_since_signal = 0;
+        self.flush()?;
+        Ok(Some(seq))
+    }
+
+    /// True if the request with this number, and all before it, are done.
+    pub(super) fn is_settled(&self, seq: u64) -> bool {
+        self.first_seq > seq
+    }
+
     /// Takes a request.
     pub(super) fn send(&mut self, parts: &[&[u8]]) -> Result<(), SendError> {
         let inline_max = self.pair.as_ref().map_or(0, |pair| pair.capacity().inline_bytes) as usize;
@@ -331,6 +357,10 @@ impl Work {
                     self.memory.reads.give_back(span, None);
                     self.waiting.push_front(read);
                 }
+                Posted::RawRead(span) => {
+                    self.reads_posted -= 1;
+                    self.memory.reads.give_back(span, None);
+                }
                 Posted::Send(slot) => self.free_requests.extend(slot),
             }
         }
@@ -362,7 +392,7 @@ impl Work {
         self.batch.clear();
         let posted = self.posted.drain(..).filter_map(|posted| match posted {
             Posted::Read(read, _) => Some(read),
-            Posted::Send(_) => None,
+            Posted::RawRead(_) | Posted::Send(_) => None,
         });
         for read in posted.chain(self.waiting.drain(..)) {
             let Read { token, buffer, .. } = read;
