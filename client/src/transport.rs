@@ -76,15 +76,26 @@ macro_rules! each {
     };
 }
 
+/// As `each`, in what a GET over shared memory goes through: one comparison there, a jump by a table elsewhere.
+macro_rules! shm_first {
+    ($self:expr, $transport:ident => $call:expr) => {
+        if let AnyTransport::Shm($transport) = $self {
+            $call
+        } else {
+            each!($self, $transport => $call)
+        }
+    };
+}
+
 impl Transport for AnyTransport {
     #[inline]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
-        each!(self, transport => transport.read_now(at_word, out))
+        shm_first!(self, transport => transport.read_now(at_word, out))
     }
 
     #[inline]
     fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
-        each!(self, transport => transport.guard_now())
+        shm_first!(self, transport => transport.guard_now())
     }
 
     fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
@@ -93,7 +104,7 @@ impl Transport for AnyTransport {
 
     #[inline]
     fn reads_are_loads(&self) -> bool {
-        each!(self, transport => transport.reads_are_loads())
+        shm_first!(self, transport => transport.reads_are_loads())
     }
 
     fn reads_in_flight_max(&self) -> usize {
@@ -102,7 +113,7 @@ impl Transport for AnyTransport {
 
     #[inline]
     fn prefetch(&self, at_word: usize, len_words: usize) {
-        each!(self, transport => transport.prefetch(at_word, len_words));
+        shm_first!(self, transport => transport.prefetch(at_word, len_words));
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), SendError> {
