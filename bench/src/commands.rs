@@ -111,6 +111,7 @@ fn target(store: &StoreArgs) -> Result<Target, CommandError> {
     let options = Options {
         timeout: store.timeout,
         index_cache_bytes: usize::try_from(store.index_cache).unwrap_or(usize::MAX),
+        ..Options::default()
     };
     Ok(Target::Kv(KvFactory::connect(&endpoint.to_string(), options)?))
 }

@@ -64,7 +64,7 @@ pub enum Error {
     #[error("the server's region cannot be read: {0}")]
     Identity(#[from] IdentityError),
     /// The connection is no more. Reads that were under way did not happen; see [`Error::OutcomeUnknown`] for writes.
-    #[error("connection lost: {0}; connect again")]
+    #[error("connection lost: {0}; the next calls connect again, unless that is switched off")]
     Broken(Broken),
     /// The server refused. Nothing was changed.
     #[error("refused by the server: {0}")]

@@ -21,6 +21,9 @@
 //! [`Client::warm_up`]) may wait that long for each. A write that was sent and not answered ends as
 //! [`Error::OutcomeUnknown`]: it may have happened. Every other error means that nothing was changed.
 //!
+//! When a connection breaks, the calls under way fail with [`Error::Broken`]; later ones connect again, with pauses that
+//! grow while that fails ([`Options::reconnect`]). A server that was restarted has another, empty table.
+//!
 //! # Threads and processes
 //! The library starts no threads. A [`Client`] is used by one thread at a time; give each thread its own. After a fork
 //! the child must connect anew: there every call returns [`Error::UsedAfterFork`].
@@ -33,6 +36,7 @@ mod fork;
 mod get;
 mod multi_get;
 mod op;
+mod reconnect;
 mod stat;
 mod stats;
 mod transport;
@@ -52,6 +56,7 @@ pub use stats::Stats;
 use driver::{Driver, GetNow, check_value};
 use fork::ForkGuard;
 use op::Write;
+use reconnect::Reconnect;
 use transport::AnyTransport;
 
 /// How a client behaves; the default suits most.
@@ -62,6 +67,8 @@ pub struct Options {
     /// Bytes that the index cache may have, rounded down to a power of two; it never takes more than the index has,
     /// which is about 12 to 25 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
     pub index_cache_bytes: usize,
+    /// Whether calls after a lost connection connect again. Default: true. Such a call may take [`Options::timeout`] twice.
+    pub reconnect: bool,
 }
 
 impl Default for Options {
@@ -69,6 +76,7 @@ impl Default for Options {
         Options {
             timeout: Duration::from_nanos(kv_common::limits::OPERATION_TIMEOUT_NS),
             index_cache_bytes: 64 << 20,
+            reconnect: true,
         }
     }
 }
@@ -78,6 +86,8 @@ pub struct Client {
     driver: Driver<AnyTransport>,
     fork: ForkGuard,
     connection: Connection,
+    /// None if a lost connection stays lost.
+    reconnect: Option<Reconnect>,
 }
 
 // A client may be handed to another thread. (The simulated fabric of the tests stays on one.)
@@ -185,10 +195,14 @@ impl Client {
         match self.driver.get_now(key)? {
             GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
             GetNow::Absent => Ok(None),
-            GetNow::Ask => self.driver.submit_ask(key).and_then(|ticket| self.get_submitted(ticket, visit)),
-            GetNow::Submit => {
-                self.driver.submit_get(key).and_then(|ticket| self.get_submitted(ticket, visit))
-            }
+            GetNow::Ask => self
+                .live()
+                .and_then(|driver| driver.submit_ask(key))
+                .and_then(|ticket| self.get_submitted(ticket, visit)),
+            GetNow::Submit => self
+                .live()
+                .and_then(|driver| driver.submit_get(key))
+                .and_then(|ticket| self.get_submitted(ticket, visit)),
         }
     }
 
@@ -219,7 +233,7 @@ impl Client {
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
         self.check(key)?;
         check_value(value)?;
-        let ticket = self.driver.submit_write(key, Write::Put(value.to_vec()))?;
+        let ticket = self.live()?.submit_write(key, Write::Put(value.to_vec()))?;
         let Outcome::Put(result) = self.driver.wait_for(ticket) else { unreachable!("a PUT ends as a PUT") };
         result
     }
@@ -230,7 +244,7 @@ impl Client {
     /// As [`Client::put`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, Error> {
         self.check(key)?;
-        let ticket = self.driver.submit_write(key, Write::Delete)?;
+        let ticket = self.live()?.submit_write(key, Write::Delete)?;
         let Outcome::Delete(result) = self.driver.wait_for(ticket) else {
             unreachable!("a DELETE ends as a DELETE")
         };
@@ -250,7 +264,7 @@ impl Client {
         self.check(key)?;
         check_value(value)?;
         let ticket =
-            self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
+            self.live()?.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
         let Outcome::CompareAndSet(result) = self.driver.wait_for(ticket) else {
             unreachable!("a compare-and-set ends as one")
         };
@@ -264,7 +278,7 @@ impl Client {
     pub fn ping(&mut self) -> Result<Duration, Error> {
         self.check_fork()?;
         let started = std::time::Instant::now();
-        let ticket = self.driver.submit_ping()?;
+        let ticket = self.live()?.submit_ping()?;
         let Outcome::Ping(result) = self.driver.wait_for(ticket) else {
             unreachable!("a ping ends as a ping")
         };
@@ -279,7 +293,7 @@ impl Client {
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::TooManyInFlight`], [`Error::Broken`].
     pub fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         self.check(key)?;
-        self.driver.submit_get(key)
+        self.live()?.submit_get(key)
     }
 
     /// Starts a PUT; as [`Client::submit_get`]. Writes of one client to one key happen in the order submitted.
@@ -289,7 +303,7 @@ impl Client {
     pub fn submit_put(&mut self, key: &[u8], value: &[u8]) -> Result<Ticket, Error> {
         self.check(key)?;
         check_value(value)?;
-        self.driver.submit_write(key, Write::Put(value.to_vec()))
+        self.live()?.submit_write(key, Write::Put(value.to_vec()))
     }
 
     /// Starts a DELETE; as [`Client::submit_put`].
@@ -298,7 +312,7 @@ impl Client {
     /// As [`Client::submit_get`].
     pub fn submit_delete(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         self.check(key)?;
-        self.driver.submit_write(key, Write::Delete)
+        self.live()?.submit_write(key, Write::Delete)
     }
 
     /// Starts a compare-and-set; as [`Client::submit_put`].
@@ -313,7 +327,7 @@ impl Client {
     ) -> Result<Ticket, Error> {
         self.check(key)?;
         check_value(value)?;
-        self.driver.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })
+        self.live()?.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })
     }
 
     /// Works without waiting, and takes a completion if one is there. Every submitted operation completes once.
@@ -346,7 +360,7 @@ impl Client {
     /// [`Error::Broken`], [`Error::Timeout`].
     pub fn warm_up(&mut self) -> Result<WarmUp, Error> {
         self.check_fork()?;
-        self.driver.warm_up()
+        self.live()?.warm_up()
     }
 
     /// What this client counted.
@@ -360,7 +374,7 @@ impl Client {
     /// [`Error::Broken`], [`Error::Timeout`], [`Error::Identity`].
     pub fn server_stat(&mut self) -> Result<ServerStat, Error> {
         self.check_fork()?;
-        stat::read(&mut self.driver)
+        stat::read(self.live()?)
     }
 
     /// Times one READ of the first `bytes` bytes of the server's region, rounded up to words and at most
@@ -372,7 +386,7 @@ impl Client {
         self.check_fork()?;
         let len_words = bytes.clamp(1, PROBE_MAX_BYTES).div_ceil(8);
         let started = std::time::Instant::now();
-        self.driver.read_words_blocking(0, len_words)?;
+        self.live()?.read_words_blocking(0, len_words)?;
         Ok(started.elapsed())
     }
 

@@ -32,6 +32,11 @@ impl Client {
         keys: &[K],
         mut visit: impl FnMut(usize, Result<Option<(&[u8], Version)>, Error>),
     ) {
+        // A place learned over one connection means nothing to the next: it is made anew here, or not before the end.
+        let is_live = self.check_fork().and_then(|()| self.live().map(|_| ()));
+        if let Err(error) = is_live {
+            return (0..keys.len()).for_each(|index| visit(index, Err(error.clone())));
+        }
         if !self.driver.reads_are_loads() {
             return self.multi_get_posted(keys, visit);
         }

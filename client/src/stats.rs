@@ -47,4 +47,6 @@ pub struct Stats {
     pub waited_for_own_write: u64,
     /// Operations that ended by their deadline.
     pub timeouts: u64,
+    /// Connections made anew after one was lost.
+    pub reconnects: u64,
 }

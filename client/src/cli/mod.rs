@@ -166,7 +166,11 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
         Command::Verify(_) | Command::Shell => Options::default().index_cache_bytes,
         _ => 64 << 10,
     };
-    let options = Options { timeout: Duration::from_millis(arguments.timeout_ms), index_cache_bytes };
+    let options = Options {
+        timeout: Duration::from_millis(arguments.timeout_ms),
+        index_cache_bytes,
+        ..Options::default()
+    };
     let mut client = Client::connect_with(url, &options)?;
     match &arguments.command {
         Command::Get { key } => get(&mut client, key.as_bytes()),

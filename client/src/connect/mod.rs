@@ -18,6 +18,7 @@ use kv_common::transport::{Transport, handshake};
 use crate::driver::{Driver, DriverOptions};
 use crate::error::Error;
 use crate::fork::ForkGuard;
+use crate::reconnect::Reconnect;
 use crate::transport::AnyTransport;
 use crate::{Client, Connection, Options};
 
@@ -53,7 +54,8 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         url: endpoint.to_string(),
         why,
     };
-    let client = open(transport, promise, options)?;
+    let mut client = open(transport, promise, options)?;
+    client.reconnect = options.reconnect.then(|| Reconnect::new(url, options));
     tracing::info!(transport = client.connection.transport, why = client.connection.why, url, "connected");
     Ok(client)
 }
@@ -144,7 +146,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
         table_id: found.0,
         incarnation: found.1,
     };
-    Ok(Client { driver, fork, connection })
+    Ok(Client { driver, fork, connection, reconnect: None })
 }
 
 #[cfg(feature = "adversary")]

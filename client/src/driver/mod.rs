@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
 use crate::stats::Stats;
+use crate::transport::{AnyTransport, Lost};
 
 use blocking::Blocking;
 pub use blocking::WarmUp;
@@ -99,6 +100,19 @@ impl<T: Transport> Driver<T> {
         let epoch = driver.read_words_blocking(kv_common::layout::superblock::PLACE_EPOCH, 1)?[0];
         driver.cache.restart(epoch);
         Ok(driver)
+    }
+
+    /// Why the connection is no more.
+    #[inline]
+    pub(crate) fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
+    }
+
+    /// Goes on counting where `old`, a connection before this one, stopped.
+    pub(crate) fn continue_from(&mut self, old: &Driver<T>) {
+        let index_cache_bytes = self.stats.index_cache_bytes;
+        self.stats = Stats { index_cache_bytes, reconnects: old.stats.reconnects + 1, ..old.stats };
+        self.next_ticket = old.next_ticket;
     }
 
     /// True if READs are loads.
@@ -334,6 +348,16 @@ impl<T: Transport> Driver<T> {
     fn set_get_state(&mut self, key: usize, new: GetState) {
         if let Kind::Get { state, .. } = &mut self.ops[key].kind {
             *state = new;
+        }
+    }
+}
+
+impl Driver<AnyTransport> {
+    /// Gives back what a lost connection still holds: the session's place at the server, and the cache's memory.
+    pub(crate) fn let_go(&mut self) {
+        self.transport = AnyTransport::Lost(Lost::new());
+        if let Ok(none) = IndexCache::new(1, 1) {
+            self.cache = none;
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::live::{PATIENCE, procfs, value_of, wait_for};
 
 /// A small client: three hundred full index caches are not what this is about.
 fn connect(site: &Site) -> Client {
-    let options = Options { timeout: PATIENCE, index_cache_bytes: 64 << 10 };
+    let options = Options { timeout: PATIENCE, index_cache_bytes: 64 << 10, ..Options::default() };
     Client::connect_with(&site.url(), &options).unwrap()
 }
 

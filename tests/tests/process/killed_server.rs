@@ -2,10 +2,11 @@
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kv_client::{Client, Error, Outcome};
+use kv_client::{Client, Error, Options, Outcome, Value};
 
+use crate::live::PATIENCE;
 use crate::live::server::{Site, Transport};
 
 /// Longer than any test waits: what returns before was woken.
@@ -47,6 +48,8 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
         client.warm_up().unwrap();
     }
     let first = clients[0].connection().clone();
+    let options = Options { timeout: FOREVER, reconnect: false, ..Options::default() };
+    let mut given_up = Client::connect_with(&site.url(), &options).unwrap();
     let [idle, busy] = &mut clients[..] else { unreachable!() };
     let frozen = Barrier::new(2);
     let behind = thread::scope(|scope| {
@@ -100,10 +103,30 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
     assert_eq!(fresh.connection().server_pid, Some(successor.pid()));
     assert_eq!(fresh.get(b"key"), Ok(None), "it starts empty");
     fresh.put(b"key", b"of the second server").unwrap();
+    assert_gone(&mut given_up, transport);
     for old in &mut clients {
-        assert_gone(old, transport);
+        assert_eq!(first_answer(old, transport).unwrap().bytes, b"of the second server");
+        assert_eq!(old.connection().table_id, fresh.connection().table_id);
+        assert_eq!(old.connection().incarnation, fresh.connection().incarnation);
+        assert_eq!(old.stats().reconnects, 1);
+        // Tickets and counters go on; writes arrive.
+        let version = old.put(b"after", b"all").unwrap();
+        assert_eq!(fresh.get(b"after").unwrap().unwrap().version, version);
     }
-    assert_eq!(fresh.get(b"key").unwrap().unwrap().bytes, b"of the second server");
+    assert_gone(&mut given_up, transport);
+}
+
+/// Asks until there is an answer; meanwhile nothing but the error of the lost connection.
+fn first_answer(client: &mut Client, transport: Transport) -> Option<Value> {
+    let begun = Instant::now();
+    loop {
+        match client.get(b"key") {
+            Ok(answer) => return answer,
+            Err(error) => assert_eq!(error, gone(transport)),
+        }
+        assert!(begun.elapsed() < PATIENCE, "a server is there, and the client does not come back");
+        thread::yield_now();
+    }
 }
 
 fn a_server_killed_under_load_is_noticed_by_all_and_each_write_ends_once(transport: Transport) {

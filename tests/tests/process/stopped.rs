@@ -47,8 +47,11 @@ fn gets_go_on_while_the_server_is_stopped_and_writes_end_by_their_deadline() {
     load(&site);
     let mut warm = site.connect(TIMEOUT);
     warm.warm_up().unwrap();
-    let mut cold =
-        Client::connect_with(&site.url(), &Options { timeout: TIMEOUT, index_cache_bytes: 64 }).unwrap();
+    let mut cold = Client::connect_with(
+        &site.url(),
+        &Options { timeout: TIMEOUT, index_cache_bytes: 64, ..Options::default() },
+    )
+    .unwrap();
     let version = cold.put(b"written", b"before").unwrap();
     server.freeze();
     for client in [&mut warm, &mut cold] {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Stats, Ticket, Value};
+use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Ticket, Value};
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return};
 use kv_tests::value::NAMED_BYTES_MIN;
 
 use crate::tasks::pause;
-use crate::world::Totals;
+use crate::totals::Totals;
 
 /// Words that a client lends for values too large for a message.
 const STAGING_WORDS: usize = 4096;
@@ -21,7 +21,7 @@ const STAGING_WORDS: usize = 4096;
 const PENDING_PER_KEY_MAX: usize = 4;
 
 /// Operations of a client that only reads, at most.
-const READER_OPERATIONS_MAX: u64 = 10_000;
+const READER_OPERATIONS_MAX: u64 = 20_000;
 
 /// What is common to all clients.
 pub(crate) struct Shared {
@@ -37,9 +37,9 @@ pub(crate) struct Shared {
     pub(crate) is_growing: Cell<bool>,
     /// Clients that write and are not done.
     pub(crate) writers: Cell<u64>,
-    /// The key that was written last.
+    /// The key that is being written, or was written last.
     pub(crate) written: Cell<usize>,
-    /// GETs of it that have ended.
+    /// GETs of the key being written that have ended.
     pub(crate) gets_ended: Cell<u64>,
     /// What was found wrong first.
     pub(crate) wrong: RefCell<Option<String>>,
@@ -73,6 +73,8 @@ pub(crate) struct PlayerPlan {
     /// By key.
     pub(crate) roles: Vec<Role>,
     pub(crate) flavours: Vec<Flavour>,
+    /// Its READs may be slow.
+    pub(crate) is_patient: bool,
     pub(crate) timeout: Duration,
     pub(crate) index_cache_bytes: usize,
     pub(crate) warms_up: bool,
@@ -85,10 +87,14 @@ pub(crate) struct PlayerPlan {
     pub(crate) follow_percent: u64,
     /// Every third operation is on one of so many keys.
     pub(crate) hot_keys: u64,
+    /// If not 0: its keys are a queue. It writes up to so many new ones, then deletes up to so many of the oldest, and
+    /// so on.
+    pub(crate) queue_burst_max: u64,
     /// After so many operations on average, growing turns into shrinking or back.
     pub(crate) turn_one_in: u64,
     /// Once in so many operations it sleeps.
     pub(crate) sleep_one_in: u64,
+    pub(crate) sleep_steps_max: u64,
 }
 
 impl PlayerPlan {
@@ -109,6 +115,11 @@ pub(crate) struct Player {
     /// The last version seen, by key.
     versions: Vec<u64>,
     done: u64,
+    /// The keys of the queue: so many from this one on.
+    oldest: usize,
+    queued: usize,
+    is_filling: bool,
+    burst_left: u64,
 }
 
 /// What it is connected by.
@@ -121,7 +132,19 @@ struct Line {
 impl Player {
     pub(crate) fn new(shared: Rc<Shared>, plan: PlayerPlan, rng: Rng, sleep_until: Rc<Cell<u64>>) -> Player {
         let versions = vec![0; plan.roles.len()];
-        Player { shared, plan, rng, sleep_until, pending: BTreeMap::new(), versions, done: 0 }
+        Player {
+            shared,
+            plan,
+            rng,
+            sleep_until,
+            pending: BTreeMap::new(),
+            versions,
+            done: 0,
+            oldest: 0,
+            queued: 0,
+            is_filling: false,
+            burst_left: 0,
+        }
     }
 
     /// The whole script.
@@ -168,9 +191,14 @@ impl Player {
         let session = self.shared.sessions.get() + 1;
         self.shared.sessions.set(session);
         let flavour = self.rng.pick(&self.plan.flavours);
-        let transport = self.shared.fabric.connect(flavour, session, Words::zeroed(STAGING_WORDS));
+        let transport =
+            self.shared.fabric.connect(flavour, self.plan.is_patient, session, Words::zeroed(STAGING_WORDS));
         let link = transport.link();
-        let options = Options { timeout: self.plan.timeout, index_cache_bytes: self.plan.index_cache_bytes };
+        let options = Options {
+            timeout: self.plan.timeout,
+            index_cache_bytes: self.plan.index_cache_bytes,
+            ..Options::default()
+        };
         let connected = Client::over(Box::new(transport), session, self.shared.region_words, &options);
         match connected {
             Ok(mut client) => {
@@ -191,11 +219,11 @@ impl Player {
         let mut is_up = true;
         while is_up && self.goes_on() {
             self.done += 1;
-            if self.rng.one_in(self.plan.turn_one_in) {
+            if !self.plan.is_reader() && self.rng.one_in(self.plan.turn_one_in) {
                 self.shared.is_growing.set(!self.shared.is_growing.get());
             }
             if self.rng.one_in(self.plan.sleep_one_in) {
-                let steps = self.rng.pick(&[10, 100, 1000, 1000, 10_000]);
+                let steps = self.rng.below(self.plan.sleep_steps_max + 1);
                 self.sleep(steps);
             }
             is_up = match self.rng.below(200) {
@@ -222,8 +250,7 @@ impl Player {
 
     /// One blocking call.
     fn call(&mut self, line: &mut Line) -> bool {
-        let key = self.draw_key();
-        let call = self.draw_call(key);
+        let (key, call) = self.draw();
         if call == Call::Get {
             return self.get(line, key);
         }
@@ -274,12 +301,11 @@ impl Player {
             if self.pending.len() >= self.plan.depth {
                 return true;
             }
-            let key = self.draw_key();
+            let (key, call) = self.draw();
             // What overlaps on one key multiplies the orders that the judge has to look at.
             if self.pending.values().filter(|&&(_, other)| other == key).count() >= PENDING_PER_KEY_MAX {
                 continue;
             }
-            let call = self.draw_call(key);
             let (op, bytes) = self.begin(line, key, call);
             let name = self.key_bytes(key);
             let ticket = match call {
@@ -306,9 +332,7 @@ impl Player {
     }
 
     fn take_completions(&mut self, line: &mut Line) -> bool {
-        if self.rng.one_in(4) {
-            pause();
-        }
+        pause();
         for _ in 0..self.rng.below(4) {
             match line.client.poll() {
                 Ok(Some(done)) => self.complete(done.ticket, done.outcome),
@@ -385,9 +409,6 @@ impl Player {
     fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
         let mut oracle = self.shared.oracle.borrow_mut();
         let op = oracle.begin(line.life, self.plan.number, key, call);
-        if call != Call::Get {
-            self.shared.written.set(key);
-        }
         let has_value = matches!(call, Call::Put { .. } | Call::CompareAndSet { .. });
         let bytes = if has_value { oracle.value(op) } else { Vec::new() };
         (op, bytes)
@@ -401,6 +422,35 @@ impl Player {
 
     fn key_bytes(&self, key: usize) -> Vec<u8> {
         self.shared.oracle.borrow().keys()[key].bytes.clone()
+    }
+
+    /// What to do next, to which key.
+    fn draw(&mut self) -> (usize, Call) {
+        if self.plan.queue_burst_max > 0 && self.rng.below(100) >= self.plan.gets_percent {
+            return self.draw_of_queue();
+        }
+        let key = self.draw_key();
+        (key, self.draw_call(key))
+    }
+
+    fn draw_of_queue(&mut self) -> (usize, Call) {
+        let keys = self.plan.roles.len();
+        let is_at_end = self.queued == if self.is_filling { keys } else { 0 };
+        if self.burst_left == 0 || is_at_end {
+            self.is_filling = !self.is_filling;
+            let is_to_the_end = self.is_filling && !self.rng.one_in(4);
+            self.burst_left =
+                if is_to_the_end { u64::MAX } else { 1 + self.rng.below(self.plan.queue_burst_max) };
+        }
+        self.burst_left -= 1;
+        if self.is_filling {
+            let newest = (self.oldest + self.queued) % keys;
+            self.queued += 1;
+            return (newest, Call::Put { len_bytes: self.draw_len(newest) });
+        }
+        let oldest = self.oldest;
+        (self.oldest, self.queued) = ((oldest + 1) % keys, self.queued - 1);
+        (oldest, Call::Delete)
     }
 
     /// Some keys are asked for more often than others, and those most that somebody is writing.
@@ -437,53 +487,4 @@ impl Player {
         let unused = self.rng.pick(&[0, 0, 1, 7, 8, 15]);
         block_bytes.saturating_sub(overhead + unused).max(NAMED_BYTES_MIN)
     }
-}
-
-/// Sums over clients.
-pub(crate) fn sum_stats(into: &mut Stats, of: &Stats) {
-    let Stats {
-        gets,
-        hits,
-        misses,
-        writes,
-        reads,
-        read_bytes,
-        index_cache_hits,
-        index_cache_lookups,
-        index_cache_bytes: _,
-        retries_torn,
-        retries_stale,
-        retries_dead,
-        other_keys,
-        overflow_reused,
-        overflow_reads,
-        slow_lookups,
-        directory_refreshes,
-        leases_expired,
-        place_epochs,
-        asked_server,
-        waited_for_own_write,
-        timeouts,
-    } = *of;
-    into.gets += gets;
-    into.hits += hits;
-    into.misses += misses;
-    into.writes += writes;
-    into.reads += reads;
-    into.read_bytes += read_bytes;
-    into.index_cache_hits += index_cache_hits;
-    into.index_cache_lookups += index_cache_lookups;
-    into.retries_torn += retries_torn;
-    into.retries_stale += retries_stale;
-    into.retries_dead += retries_dead;
-    into.other_keys += other_keys;
-    into.overflow_reused += overflow_reused;
-    into.overflow_reads += overflow_reads;
-    into.slow_lookups += slow_lookups;
-    into.directory_refreshes += directory_refreshes;
-    into.leases_expired += leases_expired;
-    into.place_epochs += place_epochs;
-    into.asked_server += asked_server;
-    into.waited_for_own_write += waited_for_own_write;
-    into.timeouts += timeouts;
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kv_common::adversary::set_store_hook;
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Rng};
+use kv_common::wire::{Op, Request};
 use kv_server::table::{Table, TableConfig, Worker};
 
 use crate::tasks::{Task, pause};
@@ -73,6 +74,9 @@ impl Memory {
     }
 }
 
+/// Called with the key of each write before it is carried out.
+pub(crate) type OnWrite = Rc<dyn Fn(&[u8])>;
+
 /// How a server behaves.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerPlan {
@@ -90,12 +94,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// A server that will make its table when it runs first, and then says in `is_up` that it can be connected to.
+    /// `on_write` is told the key of each write before it is carried out.
     pub(crate) fn start(
         memory: &Memory,
         fabric: &Fabric,
         plan: &ServerPlan,
         rng: &mut Rng,
         is_up: &Rc<Cell<bool>>,
+        on_write: OnWrite,
     ) -> Server {
         let made: Rc<Cell<Option<Arc<Table>>>> = Rc::default();
         let is_draining = Rc::new(Cell::new(false));
@@ -118,7 +124,7 @@ impl Server {
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
-            serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, idle_one_in);
+            serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, idle_one_in, &*on_write);
         });
         Server { task, table: made, is_draining }
     }
@@ -144,10 +150,22 @@ impl Server {
     }
 }
 
-fn serve(fabric: &Fabric, mut worker: Worker, is_draining: &Cell<bool>, rng: &mut Rng, idle_one_in: u64) {
+fn serve(
+    fabric: &Fabric,
+    mut worker: Worker,
+    is_draining: &Cell<bool>,
+    rng: &mut Rng,
+    idle_one_in: u64,
+    on_write: &dyn Fn(&[u8]),
+) {
     loop {
         if let Some(request) = fabric.receive() {
             let link = request.link;
+            if let Ok(write) = Request::decode(&request.message)
+                && !matches!(write.op, Op::Ping | Op::Get)
+            {
+                on_write(write.key);
+            }
             worker.handle(request.session, &request.message, Some(&request.staging), &mut |reply| {
                 fabric.reply(link, [&reply.header()[..], reply.chunk].concat());
             });

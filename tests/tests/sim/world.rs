@@ -5,63 +5,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_client::{Broken, Stats};
+use kv_client::Broken;
 use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
-use kv_common::transport::sim::{Fabric, FabricCounts, Flavour, Rng, Weather};
-use kv_tests::oracle::{Checked, Key, Oracle};
+use kv_common::transport::sim::{Fabric, Rng};
+use kv_tests::oracle::Oracle;
 
-use crate::keys;
-use crate::player::{Player, PlayerPlan, Role, Shared, sum_stats};
-use crate::server::{Memory, Server, ServerPlan};
+use crate::plan::Plan;
+use crate::player::{Player, PlayerPlan, Shared};
+use crate::server::{Memory, OnWrite, Server, ServerPlan};
 use crate::tasks::{self, Task, pause};
+use crate::totals::Totals;
 
 /// Segments of the region: the superblock's, the directory's, one of index lines, and the rest for blocks. There are
 /// about as many classes in use, so that now and then the region is full.
 const SEGMENTS: usize = 10;
 /// No seed takes so many steps.
 const STEPS_MAX: u64 = 100_000_000;
-
-/// What the clients of one or many seeds counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
-    pub(crate) stats: Stats,
-    pub(crate) fabric: FabricCounts,
-    pub(crate) checked: Checked,
-    /// Writes of unknown outcome, as the clients were told.
-    pub(crate) unknown: u64,
-    /// Requests that the server refused: no room.
-    pub(crate) refused: u64,
-    /// Servers killed.
-    pub(crate) kills: u64,
-    pub(crate) steps: u64,
-}
-
-impl Totals {
-    pub(crate) fn add(&mut self, stats: &Stats) {
-        sum_stats(&mut self.stats, stats);
-    }
-
-    /// Adds what another seed counted.
-    pub(crate) fn merge(&mut self, other: &Totals) {
-        self.add(&other.stats);
-        let (sum, fabric) = (&mut self.fabric, &other.fabric);
-        sum.reads += fabric.reads;
-        sum.racing_gets += fabric.racing_gets;
-        sum.retransmissions += fabric.retransmissions;
-        sum.breaks += fabric.breaks;
-        sum.requests_lost += fabric.requests_lost;
-        sum.replies_lost += fabric.replies_lost;
-        sum.requests_after_break += fabric.requests_after_break;
-        sum.stalls += fabric.stalls;
-        self.checked.histories += other.checked.histories;
-        self.checked.operations += other.checked.operations;
-        self.checked.unknown += other.checked.unknown;
-        self.unknown += other.unknown;
-        self.refused += other.refused;
-        self.kills += other.kills;
-        self.steps += other.steps;
-    }
-}
+/// Steps for which one client runs alone, at most.
+const FAVOURITE_STEPS: u64 = 60;
 
 /// What a seed that found nothing wrong leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,10 +66,16 @@ struct World<'a> {
     /// The server stands until this step, or until clients have looked at what it writes so often.
     server_sleeps_until: u64,
     server_waits_for: u64,
+    /// While the server stands, one client runs alone, until a GET has ended or this step has come.
+    favourite: usize,
+    favourite_until: u64,
+    favourite_gets: u64,
     actors: Vec<Actor>,
-    plans: Vec<PlayerPlan>,
+    players: Vec<PlayerPlan>,
     /// Once in so many of its turns the server loses the processor for long.
     preempt_one_in: u64,
+    /// Then one in so many sleepers wakes.
+    wake_one_in: u64,
     break_one_in: u64,
     kill_one_in: u64,
     kills: u64,
@@ -117,17 +84,18 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(memory: &'a Memory, seed: u64) -> World<'a> {
         let mut rng = Rng::new(seed);
-        let weather = Weather {
-            switch_one_in: rng.pick(&[1, 1, 2, 4, 16]),
-            stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
-            outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
-            quick_percent: rng.pick(&[0, 50, 95]),
-            late_steps_max: rng.pick(&[0, 0, 5, 50, 500]),
-            burst_one_in: rng.pick(&[0, 10, 50]),
-        };
+        let Plan {
+            weather,
+            server_plan,
+            preempt_one_in,
+            wake_one_in,
+            break_one_in,
+            kill_one_in,
+            players,
+            keys,
+            block_bytes,
+        } = Plan::draw(&mut rng);
         let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
-        let (hash_seed, plans, keys) = draw_players(&mut rng);
-        let block_bytes = draw_classes(&mut rng);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
             region_words: memory.words.len_words(),
@@ -138,16 +106,14 @@ impl<'a> World<'a> {
             sessions: Cell::new(0),
             is_growing: Cell::new(true),
             written: Cell::new(0),
-            writers: Cell::new(plans.iter().filter(|plan| !plan.is_reader()).count() as u64),
+            writers: Cell::new(players.iter().filter(|plan| !plan.is_reader()).count() as u64),
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
         });
-        let server_plan = ServerPlan { hash_seed, idle_one_in: rng.pick(&[1, 1, 4, 50]) };
         memory.hook(&fabric);
-        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up));
-        let (break_one_in, kill_one_in) = (rng.pick(&[0, 5000, 50_000]), rng.pick(&[0, 0, 40_000]));
-        let preempt_one_in = rng.pick(&[0, 2, 4, 10]);
+        let on_write = on_write(&shared);
+        let server = Some(Server::start(memory, &fabric, &server_plan, &mut rng, &shared.is_up, on_write));
         World {
             memory,
             rng,
@@ -157,9 +123,13 @@ impl<'a> World<'a> {
             server_plan,
             server_sleeps_until: 0,
             server_waits_for: 0,
+            favourite: 0,
+            favourite_until: 0,
+            favourite_gets: 0,
             actors: Vec::new(),
-            plans,
+            players,
             preempt_one_in,
+            wake_one_in,
             break_one_in,
             kill_one_in,
             kills: 0,
@@ -167,15 +137,15 @@ impl<'a> World<'a> {
     }
 
     fn play(mut self) -> Result<Report, String> {
-        for plan in self.plans.clone() {
+        for plan in self.players.clone() {
             self.enter(plan, Player::play);
         }
         self.run_actors()?;
         (self.break_one_in, self.kill_one_in) = (0, 0);
         let reader = PlayerPlan {
-            number: self.plans.len() as u32,
+            number: self.players.len() as u32,
             timeout: Duration::from_secs(1 << 32),
-            ..self.plans[0].clone()
+            ..self.players[0].clone()
         };
         while self.server.is_none() || self.fabric.has_requests() {
             self.turn();
@@ -225,9 +195,9 @@ impl<'a> World<'a> {
             }
         }
         let now = self.fabric.now_step();
-        let is_server_awake =
-            now >= self.server_sleeps_until || self.shared.gets_ended.get() >= self.server_waits_for;
-        if is_server_awake && self.rng.one_in(2) {
+        let is_standing =
+            now < self.server_sleeps_until && self.shared.gets_ended.get() < self.server_waits_for;
+        if !is_standing && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -235,25 +205,47 @@ impl<'a> World<'a> {
         if awake.is_empty() {
             return;
         }
-        let chosen = self.rng.pick(&awake);
+        let chosen = if is_standing { self.favourite(&awake, now) } else { self.rng.pick(&awake) };
         if self.actors[chosen].task.run() {
             self.actors.swap_remove(chosen);
         }
     }
 
+    /// Who runs while the server stands: one alone, for a while or until a GET of what is being written has ended. So
+    /// GETs come one after the other, by one client and then by another.
+    fn favourite(&mut self, awake: &[usize], now: u64) -> usize {
+        let gets = self.shared.gets_ended.get();
+        let is_over = now >= self.favourite_until || gets != self.favourite_gets;
+        if is_over || !awake.contains(&self.favourite) {
+            (self.favourite, self.favourite_gets) = (self.rng.pick(awake), gets);
+            self.favourite_until = now + FAVOURITE_STEPS;
+        }
+        self.favourite
+    }
+
     fn turn_of_server(&mut self, now: u64) {
         match &mut self.server {
             None => {
-                let (plan, is_up) = (&self.server_plan, &self.shared.is_up);
-                self.server = Some(Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up));
+                let (plan, is_up, on_write) = (&self.server_plan, &self.shared.is_up, on_write(&self.shared));
+                let server = Server::start(self.memory, &self.fabric, plan, &mut self.rng, is_up, on_write);
+                self.server = Some(server);
             }
             Some(_) if self.rng.one_in(self.kill_one_in) => self.kill(now),
             Some(server) => {
+                self.fabric.go_on();
                 server.run();
-                if self.rng.one_in(self.preempt_one_in) {
-                    let (gets, steps) = (self.rng.pick(&[1, 2, 4, 8]), self.rng.pick(&[50, 500, 2000]));
+                let is_ambushed = self.fabric.take_ambushed() && self.rng.one_in(2);
+                if is_ambushed || self.rng.one_in(self.preempt_one_in) {
+                    let (gets, steps) = (self.rng.pick(&[2, 6, 12]), self.rng.pick(&[60, 500, 2000]));
                     self.server_sleeps_until = now + self.rng.below(steps);
                     self.server_waits_for = self.shared.gets_ended.get() + gets;
+                    self.fabric.stand_still();
+                    // The processor that it lost is somebody's now.
+                    for actor in &self.actors {
+                        if self.rng.one_in(self.wake_one_in) {
+                            actor.sleep_until.set(now);
+                        }
+                    }
                 }
             }
         }
@@ -273,56 +265,11 @@ impl<'a> World<'a> {
     }
 }
 
-/// Clients, what each may do, and the keys.
-fn draw_players(rng: &mut Rng) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
-    let clients = 2 + rng.below(5) as usize;
-    let count = rng.pick(&[4, 4, 10, 30, 50]);
-    let (hash_seed, names) = keys::draw(rng, count);
-    // Of every three keys one is for all, one has a single writer that never deletes it, and one is deleted by two.
-    let kind: Vec<(u64, usize)> =
-        names.iter().map(|_| (rng.below(4), rng.below(clients as u64) as usize)).collect();
-    let keys = names
-        .iter()
-        .zip(&kind)
-        .map(|(bytes, &(kind, _))| Key { bytes: bytes.clone(), is_single_writer: kind == 0 });
-    let keys = keys.collect();
-    let first_cache = rng.below(4) as usize;
-    let (turn_one_in, sleep_one_in) = (rng.pick(&[40, 200, 400]), rng.pick(&[0, 10, 30, 100]));
-    let operations = (200 + rng.below(600)) * if count > 30 { 2 } else { 1 };
-    let hot_keys = rng.pick(&[0, 4]);
-    let plans = (0..clients).map(|client| PlayerPlan {
-        number: client as u32,
-        operations,
-        roles: kind
-            .iter()
-            .map(|&(kind, owner)| match kind {
-                0 if owner == client => Role::Keep,
-                0 => Role::Read,
-                1 if owner != client && (owner + 1) % clients != client => Role::Read,
-                _ => Role::Any,
-            })
-            .collect(),
-        flavours: rng
-            .pick(&[&[Flavour::Posted][..], &[Flavour::Loads], &[Flavour::Posted, Flavour::Loads]])
-            .to_vec(),
-        timeout: Duration::from_millis(rng.pick(&[5, 100, 5000, 5000])),
-        index_cache_bytes: [64, 64 << 20, 512, 64 << 10][(first_cache + client) % 4],
-        warms_up: rng.one_in(8),
-        depth: rng.pick(&[2, 8, 40]),
-        pipelined_percent: rng.pick(&[0, 0, 40, 90]),
-        // Whoever only reads goes on while the server stands between two stores. The first client writes.
-        gets_percent: if client == 0 { 50 } else { rng.pick(&[30, 60, 100, 100]) },
-        follow_percent: rng.pick(&[20, 50, 80]),
-        hot_keys,
-        turn_one_in,
-        sleep_one_in,
-    });
-    (hash_seed, plans.collect(), keys)
-}
-
-/// Bytes of the blocks in use, drawn so that keys move between classes or stay in theirs.
-fn draw_classes(rng: &mut Rng) -> Vec<usize> {
-    let all = [64, 80, 96, 128, 256, 512, 1024, 2048, 5120, 12 << 10];
-    let count = 1 + rng.below(6);
-    (0..count).map(|_| if rng.one_in(4) { rng.pick(&all) } else { rng.pick(&all[..6]) }).collect()
+/// Notes which key is being written: clients look at it more often than at others.
+fn on_write(shared: &Rc<Shared>) -> OnWrite {
+    let shared = Rc::clone(shared);
+    Rc::new(move |key| {
+        let number = shared.oracle.borrow().keys().iter().position(|known| known.bytes == key);
+        shared.written.set(number.expect("clients write known keys"));
+    })
 }

@@ -38,8 +38,11 @@ fn ten_thousand_gets_go_on_while_the_server_is_stopped() {
     load(&site);
     let mut warm = site.connect(PATIENCE);
     warm.warm_up().unwrap();
-    let mut cold =
-        Client::connect_with(&site.url(), &Options { timeout: PATIENCE, index_cache_bytes: 64 }).unwrap();
+    let mut cold = Client::connect_with(
+        &site.url(),
+        &Options { timeout: PATIENCE, index_cache_bytes: 64, ..Options::default() },
+    )
+    .unwrap();
     let mut writer = site.connect(TIMEOUT);
     server.freeze();
     for round in 0..10 {
@@ -113,8 +116,11 @@ fn the_device_has_sent_as_many_packets_as_the_reads_that_the_client_counts() {
         warm.put(&i.to_le_bytes(), &value_of(i, 64)).unwrap();
     }
     warm.warm_up().unwrap();
-    let mut cold =
-        Client::connect_with(&site.url(), &Options { timeout: PATIENCE, index_cache_bytes: 64 }).unwrap();
+    let mut cold = Client::connect_with(
+        &site.url(),
+        &Options { timeout: PATIENCE, index_cache_bytes: 64, ..Options::default() },
+    )
+    .unwrap();
     for (client, reads_per_get) in [(&mut warm, 1.00), (&mut cold, 2.02)] {
         let (reads, packets, began) = (client.stats().reads, device::sent_packets(), Instant::now());
         for i in 0..GETS {

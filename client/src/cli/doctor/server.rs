@@ -11,7 +11,7 @@ const LARGE_READ_BYTES: usize = 64 << 10;
 const READS: usize = 16;
 
 pub(super) fn check(url: &str, timeout: Duration) -> Vec<Finding> {
-    let options = Options { timeout, index_cache_bytes: 64 << 10 };
+    let options = Options { timeout, index_cache_bytes: 64 << 10, ..Options::default() };
     let mut client = match Client::connect_with(url, &options) {
         Ok(client) => client,
         Err(error) => {

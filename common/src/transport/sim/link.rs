@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use super::reads::{Read, draw_positions};
+use super::reads::{Ambush, Read, draw_positions};
 use super::rng::Rng;
 use super::{Fabric, State, Weather, mix};
 use crate::region::Words;
@@ -28,6 +28,8 @@ type Due<T> = (u64, T);
 
 pub(super) struct Link {
     pub(super) session: u64,
+    /// READs may be slow.
+    is_patient: bool,
     pub(super) staging: Words,
     pub(super) reads: Vec<Read>,
     /// How long this client was stopped in all: its clock is ahead of the fabric's by that.
@@ -44,13 +46,15 @@ pub(super) struct Link {
     raced_gets: BTreeSet<u64>,
     /// What is being loaded, by a transport whose READs are loads.
     loading: Range<usize>,
+    load_ambush: Option<Ambush>,
     was_load_raced: bool,
 }
 
 impl Link {
-    pub(super) fn new(session: u64, staging: Words, capacity: usize) -> Link {
+    pub(super) fn new(session: u64, is_patient: bool, staging: Words, capacity: usize) -> Link {
         Link {
             session,
+            is_patient,
             staging,
             reads: Vec::new(),
             clock_ahead_ns: 0,
@@ -63,6 +67,7 @@ impl Link {
             is_closed: false,
             raced_gets: BTreeSet::new(),
             loading: 0..0,
+            load_ambush: None,
             was_load_raced: false,
         }
     }
@@ -96,12 +101,31 @@ impl Link {
         std::mem::take(&mut self.was_load_raced)
     }
 
+    /// A store to `word` comes next. True if a READ that waited for it goes on right after it.
     #[inline]
-    pub(super) fn note_store(&mut self, word: usize) {
+    pub(super) fn note_store(&mut self, word: usize, step: u64) -> bool {
+        let mut is_due = false;
         for read in &mut self.reads {
-            read.is_raced |= read.covers(word);
+            is_due |= read.note_store(word, step);
         }
-        self.was_load_raced |= self.loading.contains(&word);
+        if self.loading.contains(&word) {
+            self.was_load_raced = true;
+            let offset = word - self.loading.start;
+            is_due |= self.load_ambush.as_mut().is_some_and(|ambush| ambush.note_store(offset));
+        }
+        is_due
+    }
+
+    /// Of the READs that wait for stores, every other one waits no more.
+    pub(super) fn end_ambushes(&mut self, rng: &mut Rng, step: u64) {
+        for read in &mut self.reads {
+            if rng.one_in(2) {
+                read.end_ambush(step);
+            }
+        }
+        if rng.one_in(2) {
+            self.load_ambush = None;
+        }
     }
 
     /// A READ has all its words: its completion comes, at its time. True if this is the first raced READ of its GET.
@@ -204,9 +228,9 @@ impl SimTransport {
 
     fn with<R>(&self, act: impl FnOnce(&mut Link, &mut Rng, &Context) -> R) -> R {
         let state = &mut *self.fabric.state();
-        let State { rng, weather, step, region, now_ns, links, .. } = state;
+        let State { rng, weather, step, region, now_ns, is_still, links, .. } = state;
         let link = links[self.link].as_mut().expect("a link lives as long as its client's end");
-        act(link, rng, &Context { weather, step: *step, region, now_ns: *now_ns })
+        act(link, rng, &Context { weather, step: *step, region, now_ns: *now_ns, is_still: *is_still })
     }
 
     /// The thread may lose the processor here.
@@ -230,7 +254,11 @@ impl SimTransport {
             link.loading = at_word..at_word + out.len();
             (draw_positions(rng, out.len()), rng.pick(&[0, 2, 16, out.len() as u64]))
         });
-        for i in positions {
+        let ambush_at = self.draw_load_ambush(out.len());
+        for (rank, i) in positions.enumerate() {
+            if Some(rank) == ambush_at {
+                self.wait_for_stores();
+            }
             self.may_pause(pause_one_in);
             out[i] = self.with(|link, _, cx| match &link.broken {
                 Some(broken) => Err(broken.clone()),
@@ -242,11 +270,47 @@ impl SimTransport {
     }
 }
 
+impl SimTransport {
+    /// At which of its loads the thread loses the processor until some stores were made, if at all. Single words are
+    /// loaded all the time; they are not worth it.
+    fn draw_load_ambush(&self, len_words: usize) -> Option<usize> {
+        self.with(|link, rng, cx| {
+            let is_ambush = len_words > 1 && rng.below(100) < cx.ambush_percent(link.is_patient);
+            is_ambush.then(|| rng.below(len_words as u64) as usize)
+        })
+    }
+
+    fn wait_for_stores(&self) {
+        let until_step = self.with(|link, rng, cx| {
+            let (ambush, until_step) = Ambush::draw(rng, cx.step);
+            link.load_ambush = Some(ambush);
+            until_step
+        });
+        let is_over = |link: &mut Link, _: &mut Rng, cx: &Context| {
+            cx.step >= until_step
+                || link.broken.is_some()
+                || link.load_ambush.as_ref().is_none_or(Ambush::is_over)
+        };
+        while !self.with(is_over) {
+            self.fabric.pause();
+        }
+        self.with(|link, _, _| link.load_ambush = None);
+    }
+}
+
 struct Context<'a> {
     weather: &'a Weather,
     step: u64,
     region: &'a Words,
     now_ns: u64,
+    is_still: bool,
+}
+
+impl Context<'_> {
+    /// Of 100 READs so many wait for stores of the server. While it stands there are none to wait for.
+    fn ambush_percent(&self, is_patient: bool) -> u64 {
+        if is_patient && !self.is_still { self.weather.ambush_percent } else { 0 }
+    }
 }
 
 impl Transport for SimTransport {
@@ -270,7 +334,12 @@ impl Transport for SimTransport {
                 link.reads.len() + link.completions.len() < READS_MAX + 2,
                 "READs beyond what the connection may have in flight"
             );
-            let read = Read::new(rng, cx.weather.quick_percent, token, at_word, buffer, cx.step);
+            let quick_percent = if cx.is_still || !link.is_patient { 100 } else { cx.weather.quick_percent };
+            let late_steps_max = cx.weather.read_late_steps_max;
+            let mut read = Read::new(rng, quick_percent, late_steps_max, token, at_word, buffer, cx.step);
+            if rng.below(100) < cx.ambush_percent(link.is_patient) {
+                read.wait_for_stores(rng, cx.step);
+            }
             link.reads.push(read);
             link.reads.last().map_or(u64::MAX, |read| read.due_step)
         });

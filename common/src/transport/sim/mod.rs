@@ -32,8 +32,12 @@ pub struct Weather {
     pub stall_one_in: u64,
     /// Once in so many steps some client was stopped for seconds or minutes.
     pub outage_one_in: u64,
+    /// Of 100 READs of patient clients so many wait until some of their words were stored to, and are served right after that.
+    pub ambush_percent: u64,
     /// Of 100 READs so many are served in one step, soon.
     pub quick_percent: u64,
+    /// Steps until the first word of another READ is fetched, at most.
+    pub read_late_steps_max: u64,
     /// Steps that a message or a completion is late, at most.
     pub late_steps_max: u64,
     /// Once in so many completions the next ones are held back, to come in a burst.
@@ -91,6 +95,12 @@ struct State {
     /// Index is the link's number; `None` once nothing can come of it any more.
     links: Vec<Option<Link>>,
     next_read_step: u64,
+    /// A READ has waited for the store that comes next.
+    is_ambushed: bool,
+    /// Since it was asked last, a READ has waited for a store that was made.
+    was_ambushed: bool,
+    /// The server stands between two stores, for long.
+    is_still: bool,
     counts: FabricCounts,
     trace: u64,
 }
@@ -107,6 +117,9 @@ impl Fabric {
             now_ns: 1_000_000_000,
             links: Vec::new(),
             next_read_step: u64::MAX,
+            is_ambushed: false,
+            was_ambushed: false,
+            is_still: false,
             counts: FabricCounts::default(),
             trace: 0,
         };
@@ -137,8 +150,10 @@ impl Fabric {
                 return;
             }
             state.advance();
-            state.note_store(word);
-            state.rng.one_in(state.weather.switch_one_in)
+            let was_ambushed = state.is_ambushed;
+            state.is_ambushed = state.note_store(word);
+            state.was_ambushed |= was_ambushed;
+            was_ambushed || state.rng.one_in(state.weather.switch_one_in)
         };
         if is_switch {
             self.pause();
@@ -150,11 +165,11 @@ impl Fabric {
         (self.pause)();
     }
 
-    /// Opens a connection.
-    pub fn connect(&self, flavour: Flavour, session: u64, staging: Words) -> SimTransport {
+    /// Opens a connection. READs by it are slow, or wait for stores of the server, only if it `is_patient`.
+    pub fn connect(&self, flavour: Flavour, is_patient: bool, session: u64, staging: Words) -> SimTransport {
         let state = &mut *self.state();
         let capacity = state.rng.pick(&[1, 4, 64, 64]);
-        state.links.push(Some(Link::new(session, staging.clone(), capacity)));
+        state.links.push(Some(Link::new(session, is_patient, staging.clone(), capacity)));
         SimTransport::new(self.clone(), state.links.len() - 1, flavour, staging)
     }
 
@@ -201,6 +216,28 @@ impl Fabric {
         let raced = state.links[link].as_mut().is_some_and(Link::take_raced);
         state.counts.racing_gets += raced as u64;
         raced
+    }
+
+    /// Whether the server stands right behind a store that a READ has waited for.
+    pub fn take_ambushed(&self) -> bool {
+        std::mem::take(&mut self.state().was_ambushed)
+    }
+
+    /// The server stands: of those that wait for its stores, every other one waits no more, and READs posted from now on
+    /// are quick.
+    pub fn stand_still(&self) {
+        let state = &mut *self.state();
+        let (rng, step) = (&mut state.rng, state.step);
+        for link in state.links.iter_mut().flatten() {
+            link.end_ambushes(rng, step);
+        }
+        state.next_read_step = step;
+        state.is_still = true;
+    }
+
+    /// The server goes on.
+    pub fn go_on(&self) {
+        self.state().is_still = false;
     }
 
     /// What happened so far.
@@ -268,11 +305,16 @@ impl State {
         self.next_read_step = next;
     }
 
-    /// Marks the READs that the store of `word` meets.
-    fn note_store(&mut self, word: usize) {
+    /// Marks the READs that the store of `word` meets. True if one of them has waited for it.
+    fn note_store(&mut self, word: usize) -> bool {
+        let mut is_ambushed = false;
         for link in self.links.iter_mut().flatten() {
-            link.note_store(word);
+            is_ambushed |= link.note_store(word, self.step);
         }
+        if is_ambushed {
+            self.next_read_step = self.next_read_step.min(self.step + 1);
+        }
+        is_ambushed
     }
 
     fn receive(&mut self) -> Option<Received> {

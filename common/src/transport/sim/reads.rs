@@ -5,6 +5,38 @@ use std::ops::Range;
 use super::rng::Rng;
 use crate::region::Words;
 
+/// Stores to some words that someone waits for: a READ that is served right after one of them shows what the writer's
+/// order of stores is worth.
+pub(super) struct Ambush {
+    /// Only stores to the first word count, which tells whether a block is live.
+    is_for_first: bool,
+    stores: u64,
+}
+
+impl Ambush {
+    /// Draws what to wait for, and until which step at most.
+    pub(super) fn draw(rng: &mut Rng, step: u64) -> (Ambush, u64) {
+        let is_for_first = rng.one_in(2);
+        let stores = 1 + rng.below(if is_for_first { 3 } else { 30 });
+        let steps = rng.pick(&[500, 5000, 20_000]);
+        (Ambush { is_for_first, stores }, step + rng.below(steps))
+    }
+
+    /// A store to the word `offset` comes next. True if it is the last one that was waited for.
+    pub(super) fn note_store(&mut self, offset: usize) -> bool {
+        if self.stores == 0 || (self.is_for_first && offset != 0) {
+            return false;
+        }
+        self.stores -= 1;
+        self.stores == 0
+    }
+
+    /// True if it waits no more.
+    pub(super) fn is_over(&self) -> bool {
+        self.stores == 0
+    }
+}
+
 /// In which order the words of a READ are fetched.
 enum Order {
     Ascending,
@@ -41,6 +73,7 @@ pub(super) struct Read {
     long_gap: (usize, u64),
     /// Times that the network may still lose a part of the answer.
     retransmissions: u32,
+    ambush: Option<Ambush>,
     pub(super) due_step: u64,
     /// A word of it was stored between post and completion.
     pub(super) is_raced: bool,
@@ -52,6 +85,7 @@ impl Read {
     pub(super) fn new(
         rng: &mut Rng,
         quick_percent: u64,
+        late_steps_max: u64,
         token: u64,
         at_word: usize,
         buffer: Vec<u64>,
@@ -65,8 +99,8 @@ impl Read {
         let gap_steps = if rng.one_in(2) { 1 } else { 1 + rng.below(8) };
         let long_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 20, 200, 200, 2000]) };
         let long_gap = (1 + rng.below(len as u64) as usize, rng.below(long_steps + 1));
-        let late_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 2, 30, 400]) };
-        let due_step = step + late_steps.min(rng.below(400));
+        let late_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 2, 30, late_steps_max, late_steps_max]) };
+        let due_step = step + rng.below(late_steps + 1);
         let retransmissions = if !is_quick && rng.one_in(8) { 1 + rng.below(2) as u32 } else { 0 };
         Read {
             token,
@@ -78,16 +112,39 @@ impl Read {
             gap_steps,
             long_gap,
             retransmissions,
+            ambush: None,
             due_step,
             is_raced: false,
             was_retransmitted: false,
         }
     }
 
-    /// True if it covers the word.
+    /// It waits for stores to its words before anything of it is fetched.
+    pub(super) fn wait_for_stores(&mut self, rng: &mut Rng, step: u64) {
+        let (ambush, until_step) = Ambush::draw(rng, step);
+        (self.ambush, self.due_step) = (Some(ambush), until_step);
+    }
+
+    /// A store to `word` comes next, in step `step`. True if the READ has waited for that, and goes on right after it.
     #[inline]
-    pub(super) fn covers(&self, word: usize) -> bool {
-        word.wrapping_sub(self.at_word) < self.buffer.len()
+    pub(super) fn note_store(&mut self, word: usize, step: u64) -> bool {
+        let offset = word.wrapping_sub(self.at_word);
+        if offset >= self.buffer.len() {
+            return false;
+        }
+        self.is_raced = true;
+        let is_due = self.ambush.as_mut().is_some_and(|ambush| ambush.note_store(offset));
+        if is_due {
+            self.due_step = step + 1;
+        }
+        is_due
+    }
+
+    /// It waits no more for stores.
+    pub(super) fn end_ambush(&mut self, step: u64) {
+        if self.ambush.take().is_some_and(|ambush| !ambush.is_over()) {
+            self.due_step = step;
+        }
     }
 
     /// Fetches what is due at `step`. True once everything was fetched.

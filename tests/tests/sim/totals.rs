@@ -1,0 +1,98 @@
+//! What was counted while seeds were played.
+
+use kv_client::Stats;
+use kv_common::transport::sim::FabricCounts;
+use kv_tests::oracle::Checked;
+
+/// What the clients of one or many seeds counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) stats: Stats,
+    pub(crate) fabric: FabricCounts,
+    pub(crate) checked: Checked,
+    /// Writes of unknown outcome, as the clients were told.
+    pub(crate) unknown: u64,
+    /// Requests that the server refused: no room.
+    pub(crate) refused: u64,
+    /// Servers killed.
+    pub(crate) kills: u64,
+    pub(crate) steps: u64,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, stats: &Stats) {
+        sum_stats(&mut self.stats, stats);
+    }
+
+    /// Adds what another seed counted.
+    pub(crate) fn merge(&mut self, other: &Totals) {
+        self.add(&other.stats);
+        let (sum, fabric) = (&mut self.fabric, &other.fabric);
+        sum.reads += fabric.reads;
+        sum.racing_gets += fabric.racing_gets;
+        sum.retransmissions += fabric.retransmissions;
+        sum.breaks += fabric.breaks;
+        sum.requests_lost += fabric.requests_lost;
+        sum.replies_lost += fabric.replies_lost;
+        sum.requests_after_break += fabric.requests_after_break;
+        sum.stalls += fabric.stalls;
+        self.checked.histories += other.checked.histories;
+        self.checked.operations += other.checked.operations;
+        self.checked.unknown += other.checked.unknown;
+        self.unknown += other.unknown;
+        self.refused += other.refused;
+        self.kills += other.kills;
+        self.steps += other.steps;
+    }
+}
+
+/// Sums over clients.
+fn sum_stats(into: &mut Stats, of: &Stats) {
+    let Stats {
+        gets,
+        hits,
+        misses,
+        writes,
+        reads,
+        read_bytes,
+        index_cache_hits,
+        index_cache_lookups,
+        index_cache_bytes: _,
+        retries_torn,
+        retries_stale,
+        retries_dead,
+        other_keys,
+        overflow_reused,
+        overflow_reads,
+        slow_lookups,
+        directory_refreshes,
+        leases_expired,
+        place_epochs,
+        asked_server,
+        waited_for_own_write,
+        timeouts,
+        reconnects,
+    } = *of;
+    into.gets += gets;
+    into.hits += hits;
+    into.misses += misses;
+    into.writes += writes;
+    into.reads += reads;
+    into.read_bytes += read_bytes;
+    into.index_cache_hits += index_cache_hits;
+    into.index_cache_lookups += index_cache_lookups;
+    into.retries_torn += retries_torn;
+    into.retries_stale += retries_stale;
+    into.retries_dead += retries_dead;
+    into.other_keys += other_keys;
+    into.overflow_reused += overflow_reused;
+    into.overflow_reads += overflow_reads;
+    into.slow_lookups += slow_lookups;
+    into.directory_refreshes += directory_refreshes;
+    into.leases_expired += leases_expired;
+    into.place_epochs += place_epochs;
+    into.asked_server += asked_server;
+    into.waited_for_own_write += waited_for_own_write;
+    into.timeouts += timeouts;
+    into.reconnects += reconnects;
+}
