@@ -400,7 +400,7 @@ impl Client {
     pub fn raw_read(&mut self, at_byte: u64, bytes: usize) -> Result<bool, Error> {
         self.check_fork()?;
         let len_words = bytes.clamp(1, PROBE_MAX_BYTES).div_ceil(8);
-        self.driver.raw_read((at_byte / 8) as usize, len_words)
+        self.live()?.raw_read((at_byte / 8) as usize, len_words)
     }
 
     #[inline]
