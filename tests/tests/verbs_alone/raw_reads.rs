@@ -57,7 +57,7 @@ fn bare_reads_mix_with_operations_and_change_nothing() {
     let mut client = site.connect(PATIENCE);
     let before = client.stats();
     for i in 0..200_u64 {
-        client.put(&i.to_le_bytes(), &i.to_be_bytes()).unwrap();
+        client.put(&i.to_le_bytes(), &(!i).to_le_bytes()).unwrap();
         // Whatever the place and length: inside the region.
         for (at, bytes) in [(0, 0), (i * 999, 1), (u64::MAX - i, 4096), (1 << 40, usize::MAX)] {
             assert_eq!(client.raw_read(at, bytes), Ok(true));
@@ -68,7 +68,7 @@ fn bare_reads_mix_with_operations_and_change_nothing() {
         let kv_client::Completion { ticket: ended, outcome } = client.wait().unwrap().unwrap();
         assert_eq!(ended, ticket);
         let kv_client::Outcome::Get(Ok(Some(value))) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(value.bytes, i.to_be_bytes());
+        assert_eq!(value.bytes, (!i).to_le_bytes());
     }
     let now = client.stats();
     assert_eq!(now.gets - before.gets, 200);
