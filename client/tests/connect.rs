@@ -274,7 +274,7 @@ fn nonsense_from_a_server_breaks_the_connection_and_nothing_else() {
                 let _ = stream.write(&[0]);
                 let _ = is_done.recv();
             },
-            &Options { timeout: PATIENCE, ..Options::default() },
+            &Options { timeout: PATIENCE, reconnect: false, ..Options::default() },
             |client| {
                 let mut client = client.unwrap();
                 assert_eq!(client.get(b"key"), Ok(None));

@@ -100,7 +100,13 @@ fn attack(fd: BorrowedFd<'_>, user: Option<u32>) -> String {
     if let Some(id) = user {
         command.uid(id).gid(id);
     }
-    let output = command.output().unwrap();
+    // A process that another test starts at this moment holds the copy open for writing until it executes.
+    let output = loop {
+        match command.output() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            output => break output.unwrap(),
+        }
+    };
     let report = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
     report
