@@ -21,6 +21,22 @@ macro_rules! over_each_transport {
     };
 }
 
+/// Makes a scenario that measures processor time a test over each transport of this machine.
+macro_rules! over_quiet_transports {
+    ($scenario:ident) => {
+        mod quiet {
+            #[test]
+            fn over_shm() {
+                super::$scenario(crate::live::server::Transport::Shm);
+            }
+            #[test]
+            fn over_tcp() {
+                super::$scenario(crate::live::server::Transport::Tcp);
+            }
+        }
+    };
+}
+
 mod bench;
 mod crowd;
 mod drained;
