@@ -100,7 +100,8 @@ const _: () = {
 /// What a client is connected to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// `shm`: loads from a mapping of the server's region. `tcp`: READs that the server answers.
+    /// `shm`: loads from a mapping of the server's region. `verbs`: READs by the device. `tcp`: READs that the server
+    /// answers.
     pub transport: &'static str,
     /// The server's endpoint as a URL.
     pub url: String,
@@ -127,8 +128,8 @@ pub const PROBE_MAX_BYTES: usize = 64 << 10;
 
 impl Client {
     /// Connects to the server that `url` names: `kv://host[:port]` by the best transport that both sides have;
-    /// `kv+tcp://host[:port]` by TCP and by nothing else; `kv+shm:///path/of/socket`, or the path of a socket, through shared
-    /// memory and by nothing else.
+    /// `kv+rdma://host[:port][?device=..&port=..&gid=..]` by RDMA and by nothing else; `kv+tcp://host[:port]` by TCP and by
+    /// nothing else; `kv+shm:///path/of/socket`, or the path of a socket, through shared memory and by nothing else.
     ///
     /// # Errors
     /// [`Error::Url`] if the URL names nothing, [`Error::Connect`] if there is no server or it is silent,
@@ -147,7 +148,7 @@ impl Client {
         connect::connect(url, options)
     }
 
-    /// The transport: `shm` or `tcp`. [`Client::connection`] says why.
+    /// The transport: `shm`, `verbs` or `tcp`. [`Client::connection`] says why.
     pub fn transport(&self) -> &'static str {
         self.connection.transport
     }

@@ -39,7 +39,7 @@ pub enum Broken {
         what: String,
     },
     /// RDMA: a request of the queue pair failed, or the device did.
-    #[error("the RDMA connection broke: {what}; connect again")]
+    #[error("the RDMA connection broke: {what}")]
     Rdma {
         /// What failed, with its usual cause.
         what: String,

@@ -1,6 +1,8 @@
 //! Servers that run for real, in this process or in one of their own, and what tests of them have in common.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod bypass;
+pub(crate) mod bystander;
 pub(crate) mod helper;
 pub(crate) mod peer;
 pub(crate) mod procfs;

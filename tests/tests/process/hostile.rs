@@ -3,14 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use kv_client::{Client, Error, Refusal};
+use kv_client::{Error, Refusal};
 use kv_common::hash::KeyHash;
 use kv_common::layout::superblock;
 use kv_common::limits::{OVERFLOW_CHAIN_MAX, REPLY_CHUNK_BYTES};
 use kv_common::wire::{self, Malformed, Op, Reply, Request, Status};
 
+use crate::live::bystander::{assert_unharmed, good};
 use crate::live::peer::Peer;
-use crate::live::server::{Needs, Server, Site};
+use crate::live::server::Transport;
 use crate::live::{PATIENCE, Random, procfs, value_of};
 
 const WORD: usize = 8;
@@ -18,29 +19,9 @@ const WORD: usize = 8;
 const REQUEST_RING: usize = 4096 / WORD;
 const REPLY_PROGRESS: usize = 256 / WORD;
 
-/// A server, and a good client with things to lose.
-fn good(memory: &'static str) -> (Site, Server, Client) {
-    let site = Site::new();
-    let server = site.serve_with(Needs { memory, ..Needs::default() }, &[]);
-    let mut client = site.connect(PATIENCE);
-    for i in 0..100_u64 {
-        client.put(&i.to_le_bytes(), &value_of(i, i as usize % 5 * 1000)).unwrap();
-    }
-    (site, server, client)
-}
-
-fn assert_unharmed(client: &mut Client, round: u64) {
-    for i in 0..100_u64 {
-        let found = client.get(&i.to_le_bytes()).unwrap().unwrap();
-        assert!(found.bytes == value_of(i, i as usize % 5 * 1000), "key {i}");
-    }
-    client.put(b"round", &round.to_le_bytes()).unwrap();
-    assert_eq!(client.get(b"round").unwrap().unwrap().bytes, round.to_le_bytes());
-}
-
 #[test]
 fn a_large_value_is_answered_by_the_server_in_parts() {
-    let (site, _server, mut client) = good("32MiB");
+    let (site, _server, mut client) = good(Transport::Shm, "32MiB");
     for len_bytes in [0, REPLY_CHUNK_BYTES, REPLY_CHUNK_BYTES + 1, 1 << 20] {
         let value = value_of(1, len_bytes);
         let version = client.put(b"large", &value).unwrap();
@@ -65,7 +46,7 @@ fn a_large_value_is_answered_by_the_server_in_parts() {
 #[test]
 fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount() {
     const DEAF: usize = 10;
-    let (site, server, mut client) = good("32MiB");
+    let (site, server, mut client) = good(Transport::Shm, "32MiB");
     client.put(b"large", &value_of(1, 1 << 20)).unwrap();
     let before = server.footprint_of_one(&mut client);
     let resident_before = procfs::resident_bytes(server.pid());
@@ -124,7 +105,7 @@ fn peer_request(peer: &Peer, value: wire::Value<'_>) -> Vec<u8> {
 
 #[test]
 fn forged_and_truncated_messages_end_their_session_and_no_other() {
-    let (site, server, mut client) = good("32MiB");
+    let (site, server, mut client) = good(Transport::Shm, "32MiB");
     let before = server.footprint_of_one(&mut client);
     for (round, (name, reason, forge)) in FORGERIES.into_iter().enumerate() {
         let mut peer = Peer::connect(&site.socket());
@@ -144,7 +125,7 @@ fn forged_and_truncated_messages_end_their_session_and_no_other() {
 
 #[test]
 fn staged_values_that_are_not_what_was_announced_are_refused() {
-    let (site, _server, mut client) = good("32MiB");
+    let (site, _server, mut client) = good(Transport::Shm, "32MiB");
     let mut peer = Peer::connect(&site.socket());
     let area_bytes = peer.layout.staging_bytes();
     let mut refusal_of = |offset_bytes, len_bytes, hash| {
@@ -172,7 +153,7 @@ fn staged_values_that_are_not_what_was_announced_are_refused() {
 
 #[test]
 fn garbage_scribbled_over_channels_harms_nobody() {
-    let (site, server, mut client) = good("32MiB");
+    let (site, server, mut client) = good(Transport::Shm, "32MiB");
     let before = server.footprint_of_one(&mut client);
     let mut random = Random::new(3);
     for round in 0..60 {
@@ -215,7 +196,7 @@ fn garbage_scribbled_over_channels_harms_nobody() {
 
 #[test]
 fn keys_chosen_to_share_a_home_are_refused_and_others_are_not() {
-    let (site, _server, mut client) = good("32MiB");
+    let (site, _server, mut client) = good(Transport::Shm, "32MiB");
     // The seed is known to every client.
     let seed = Peer::connect(&site.socket()).region.load(superblock::HASH_SEED);
     let home = KeyHash::new(seed, b"victim").home();

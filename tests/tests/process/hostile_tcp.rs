@@ -3,36 +3,17 @@
 use std::io::Write;
 use std::net::Shutdown;
 
-use kv_client::{Client, Refusal};
+use kv_client::Refusal;
 use kv_common::wire::{Malformed, Op, Reply, Status, Value};
 
-use crate::live::server::{Needs, Server, Site, Transport};
+use crate::live::bystander::{assert_unharmed, good};
+use crate::live::server::Transport;
 use crate::live::tcp_peer::{READ, READ_REPLY, REPLY, REQUEST, STAGE, TcpPeer, frame, words};
-use crate::live::{PATIENCE, Random, procfs, value_of};
-
-/// A server, and a good client with things to lose.
-fn good() -> (Site, Server, Client) {
-    let site = Site::over(Transport::Tcp);
-    let server = site.serve_with(Needs { memory: "32MiB", ..Needs::default() }, &[]);
-    let mut client = site.connect(PATIENCE);
-    for i in 0..100_u64 {
-        client.put(&i.to_le_bytes(), &value_of(i, i as usize % 5 * 1000)).unwrap();
-    }
-    (site, server, client)
-}
-
-fn assert_unharmed(client: &mut Client, round: u64) {
-    for i in 0..100_u64 {
-        let found = client.get(&i.to_le_bytes()).unwrap().unwrap();
-        assert!(found.bytes == value_of(i, i as usize % 5 * 1000), "key {i}");
-    }
-    client.put(b"round", &round.to_le_bytes()).unwrap();
-    assert_eq!(client.get(b"round").unwrap().unwrap().bytes, round.to_le_bytes());
-}
+use crate::live::{Random, procfs, value_of};
 
 #[test]
 fn reads_are_answered_in_order_with_the_words_asked_for() {
-    let (site, _server, _client) = good();
+    let (site, _server, _client) = good(Transport::Tcp, "32MiB");
     let mut peer = TcpPeer::connect(&site.listen);
     let last_word = peer.welcome.region_bytes / 8 - 1;
     let largest = (2 << 20) / 8;
@@ -95,7 +76,7 @@ fn forgeries(peer: &mut TcpPeer) -> Vec<(&'static str, Malformed, Vec<u8>)> {
 
 #[test]
 fn forged_and_truncated_frames_end_their_session_and_no_other() {
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Tcp, "32MiB");
     let before = server.footprint_of_one(&mut client);
     let count = forgeries(&mut TcpPeer::connect(&site.listen)).len();
     for round in 0..count {
@@ -120,7 +101,7 @@ fn forged_and_truncated_frames_end_their_session_and_no_other() {
 
 #[test]
 fn frames_that_never_end_wait_and_harm_nobody() {
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Tcp, "32MiB");
     let before = server.footprint_of_one(&mut client);
     let mut peers = Vec::new();
     for cut in [1, 4, 7, 8, 9, 31] {
@@ -149,7 +130,7 @@ fn frames_that_never_end_wait_and_harm_nobody() {
 #[test]
 fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount() {
     const DEAF: usize = 10;
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Tcp, "32MiB");
     client.put(b"large", &value_of(1, 1 << 20)).unwrap();
     let before = server.footprint_of_one(&mut client);
     let resident_before = procfs::resident_bytes(server.pid());
@@ -177,7 +158,7 @@ fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount()
 
 #[test]
 fn staged_values_that_are_not_what_was_announced_are_refused() {
-    let (site, _server, mut client) = good();
+    let (site, _server, mut client) = good(Transport::Tcp, "32MiB");
     let mut peer = TcpPeer::connect(&site.listen);
     let area_bytes = peer.welcome.staging_bytes;
     let mut refusal_of = |offset_bytes, len_bytes, hash| {
@@ -212,7 +193,7 @@ fn staged_values_that_are_not_what_was_announced_are_refused() {
 
 #[test]
 fn garbage_after_the_hello_harms_nobody() {
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Tcp, "32MiB");
     let before = server.footprint_of_one(&mut client);
     let mut random = Random::new(5);
     for round in 0..100 {

@@ -5,29 +5,16 @@ use std::time::{Duration, Instant};
 
 use kv_client::{Client, Error, Options, Outcome, Ticket};
 
-use crate::live::procfs::{at_rest, threads};
+use crate::live::bypass::{self, KEYS, get, load, value};
 use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, value_of, wait_for};
 
-const KEYS: u64 = 1000;
 /// Short, because tests wait for it; nothing depends on how short.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-fn value(i: u64) -> Vec<u8> {
-    value_of(i, [0, 8, 100, 1000, 5000, 20_000][i as usize % 6])
-}
-
-fn load(site: &Site) {
-    let mut client = site.connect(PATIENCE);
-    for i in 0..KEYS {
-        client.put(&i.to_le_bytes(), &value(i)).unwrap();
-    }
-}
-
 fn get_all(client: &mut Client) {
     for i in 0..KEYS {
-        let found = client.get_with(&i.to_le_bytes(), |bytes, _| bytes == value(i)).unwrap();
-        assert_eq!(found, Some(true), "key {i}");
+        get(client, i);
         assert_eq!(client.exists(&(KEYS + i).to_le_bytes()), Ok(false), "key {i}");
     }
 }
@@ -172,34 +159,7 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
 
 #[test]
 fn gets_take_no_processor_time_of_the_server() {
-    const GETS: u64 = 100_000;
-    let site = Site::new();
-    let server = site.serve();
-    load(&site);
-    let mut client = site.connect(PATIENCE);
-    let before = at_rest(server.pid());
-    let (counters, began) = (client.server_stat().unwrap().counters, Instant::now());
-    for i in 0..GETS {
-        let found = client.get_with(&(i % KEYS).to_le_bytes(), |bytes, _| bytes.len()).unwrap();
-        assert_eq!(found, Some(value(i % KEYS).len()));
-    }
-    let (after, took) = (threads(server.pid()), began.elapsed());
-    assert_eq!(client.stats().asked_server, 0);
-    let after_counters = client.server_stat().unwrap().counters;
-    for name in ["requests", "gets_by_server", "wake_ups"] {
-        assert_eq!(after_counters[name], counters[name], "{name}");
-    }
-    assert_eq!(before.len(), after.len());
-    for (before, after) in before.iter().zip(&after) {
-        if after.name == "kv-accept" {
-            // It sets the superblock's clock every 20 ms, for expiry, whatever clients do.
-            let ticks = took.as_millis() as u64 / 20 + 2;
-            let slices = after.slices - before.slices;
-            assert!(slices <= 2 * ticks, "{slices} times on a processor for {ticks} ticks of the clock");
-        } else {
-            assert_eq!((after.run, after.slices), (before.run, before.slices), "{}", after.name);
-        }
-    }
+    bypass::gets_take_no_processor_time_of_the_server(Transport::Shm);
 }
 
 over_each_transport!(what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not);

@@ -17,8 +17,9 @@ use kv_common::verbs::{
 use kv_common::wire::{Op, Request, Value};
 use rustix::net::{RecvFlags, recv};
 
-use crate::live::server::{Needs, Server, Site, Transport};
-use crate::live::{PATIENCE, deadline, value_of, wait_for};
+use crate::live::bystander::{self, good};
+use crate::live::server::{Site, Transport};
+use crate::live::{deadline, wait_for};
 
 const RECEIVES: u32 = 64;
 const REPLY_BYTES: u64 = REPLY_MAX_BYTES.next_multiple_of(64) as u64;
@@ -115,24 +116,9 @@ impl RdmaPeer {
     }
 }
 
-/// A server, and a good client with things to lose.
-fn good() -> (Site, Server, Client) {
-    let site = Site::over(Transport::Verbs);
-    let server = site.serve_with(Needs { memory: "32MiB", ..Needs::default() }, &[]);
-    let mut client = site.connect(PATIENCE);
-    for i in 0..100_u64 {
-        client.put(&i.to_le_bytes(), &value_of(i, i as usize % 5 * 1000)).unwrap();
-    }
-    (site, server, client)
-}
-
+/// It has lost nothing, and nobody wrote in its stead.
 fn assert_unharmed(client: &mut Client, round: u64) {
-    for i in 0..100_u64 {
-        let found = client.get(&i.to_le_bytes()).unwrap().unwrap();
-        assert!(found.bytes == value_of(i, i as usize % 5 * 1000), "key {i}");
-    }
-    client.put(b"round", &round.to_le_bytes()).unwrap();
-    assert_eq!(client.get(b"round").unwrap().unwrap().bytes, round.to_le_bytes());
+    bystander::assert_unharmed(client, round);
     assert_eq!(client.get(b"forged"), Ok(None));
 }
 
@@ -140,7 +126,7 @@ fn assert_unharmed(client: &mut Client, round: u64) {
 #[ignore = "needs an RDMA device"]
 fn nobody_writes_to_the_region_or_reads_beyond_it() {
     let _alone = crate::alone();
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Verbs, "32MiB");
     let before = server.footprint_of_one(&mut client);
     let beyond = |region: RemoteMemory| RemoteMemory { len_bytes: region.len_bytes + 4096, ..region };
     for round in 0..4 {
@@ -169,7 +155,7 @@ fn nobody_writes_to_the_region_or_reads_beyond_it() {
 #[ignore = "needs an RDMA device"]
 fn clients_that_break_the_protocol_are_thrown_out_and_no_others() {
     let _alone = crate::alone();
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Verbs, "32MiB");
     let before = server.footprint_of_one(&mut client);
     for round in 0..6 {
         let mut peer = RdmaPeer::connect(&site);
@@ -211,7 +197,7 @@ fn clients_that_break_the_protocol_are_thrown_out_and_no_others() {
 #[ignore = "needs an RDMA device"]
 fn clients_that_do_not_wait_for_replies_stop_nobody() {
     let _alone = crate::alone();
-    let (site, server, mut client) = good();
+    let (site, server, mut client) = good(Transport::Verbs, "32MiB");
     let before = server.footprint_of_one(&mut client);
     for round in 0..5 {
         let mut peer = RdmaPeer::connect(&site);

@@ -5,29 +5,12 @@ use std::time::{Duration, Instant};
 use kv_client::{Client, Error, Options};
 
 use super::device;
-use crate::live::procfs::{at_rest, threads};
+use crate::live::bypass::{self, KEYS, get, load};
 use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, not_run, value_of, wait_for};
 
-const KEYS: u64 = 1000;
 /// Short, because tests wait for it; nothing depends on how short.
 const TIMEOUT: Duration = Duration::from_millis(1000);
-
-fn value(i: u64) -> Vec<u8> {
-    value_of(i, [0, 8, 100, 1000, 5000, 20_000][i as usize % 6])
-}
-
-fn load(site: &Site) {
-    let mut client = site.connect(PATIENCE);
-    for i in 0..KEYS {
-        client.put(&i.to_le_bytes(), &value(i)).unwrap();
-    }
-}
-
-fn get(client: &mut Client, i: u64) {
-    let found = client.get_with(&i.to_le_bytes(), |bytes, _| bytes == value(i)).unwrap();
-    assert_eq!(found, Some(true), "key {i}");
-}
 
 #[test]
 #[ignore = "needs an RDMA device"]
@@ -71,36 +54,7 @@ fn ten_thousand_gets_go_on_while_the_server_is_stopped() {
 #[ignore = "needs an RDMA device"]
 fn gets_take_no_processor_time_of_the_server() {
     let _alone = crate::alone();
-    const GETS: u64 = 100_000;
-    let site = Site::over(Transport::Verbs);
-    let server = site.serve();
-    load(&site);
-    let mut client = site.connect(PATIENCE);
-    client.warm_up().unwrap();
-    let before = at_rest(server.pid());
-    let (counters, began) = (client.server_stat().unwrap().counters, Instant::now());
-    for i in 0..GETS {
-        let found = client.get_with(&(i % KEYS).to_le_bytes(), |bytes, _| bytes.len()).unwrap();
-        assert_eq!(found, Some(value(i % KEYS).len()));
-    }
-    let (after, took) = (threads(server.pid()), began.elapsed());
-    println!("{GETS} GETs in {took:?}: {:.1} us each", took.as_secs_f64() * 1e6 / GETS as f64);
-    assert_eq!(client.stats().asked_server, 0);
-    let after_counters = client.server_stat().unwrap().counters;
-    for name in ["requests", "gets_by_server", "wake_ups"] {
-        assert_eq!(after_counters[name], counters[name], "{name}");
-    }
-    assert_eq!(before.len(), after.len());
-    for (before, after) in before.iter().zip(&after) {
-        if after.name == "kv-accept" {
-            // It sets the superblock's clock every 20 ms, for expiry, whatever clients do.
-            let ticks = took.as_millis() as u64 / 20 + 2;
-            let slices = after.slices - before.slices;
-            assert!(slices <= 2 * ticks, "{slices} times on a processor for {ticks} ticks of the clock");
-        } else {
-            assert_eq!((after.run, after.slices), (before.run, before.slices), "{}", after.name);
-        }
-    }
+    bypass::gets_take_no_processor_time_of_the_server(Transport::Verbs);
 }
 
 /// A READ of less than one packet is a packet each way, and both are sent by this device.
