@@ -42,6 +42,8 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The cache and the place epoch under which all its places were learned.
 pub(crate) struct IndexCache {
+    /// Bytes that it may grow to.
+    budget_bytes: usize,
     memory: MmapMut,
     /// Entries less one, a power of two less one.
     mask: u64,
@@ -53,12 +55,28 @@ pub(crate) struct IndexCache {
 impl IndexCache {
     /// A cache of at most `budget_bytes` for an index of `index_lines`, rounded to a power of two.
     pub(crate) fn new(budget_bytes: usize, index_lines: u64) -> std::io::Result<IndexCache> {
-        let wanted = index_lines.max(1).next_power_of_two();
-        let affordable = (budget_bytes as u64 / LINE_BYTES).max(1);
-        let lines = wanted.min(1 << affordable.ilog2());
-        let bytes = (lines * LINE_BYTES) as usize;
-        let (memory, pages) = allocate(bytes)?;
-        Ok(IndexCache { memory, mask: lines - 1, generation: 1, place_epoch: 0, pages })
+        let lines = lines_of(budget_bytes, index_lines);
+        let (memory, pages) = allocate((lines * LINE_BYTES) as usize)?;
+        Ok(IndexCache { budget_bytes, memory, mask: lines - 1, generation: 1, place_epoch: 0, pages })
+    }
+
+    /// Grows with an index that has grown to `index_lines`, as far as the budget goes. What it holds stays; so does the
+    /// cache as it is if there is no memory.
+    pub(crate) fn fit(&mut self, index_lines: u64) {
+        let lines = lines_of(self.budget_bytes, index_lines);
+        if lines <= self.mask + 1 {
+            return;
+        }
+        let Ok((memory, pages)) = allocate((lines * LINE_BYTES) as usize) else { return };
+        let old = std::mem::replace(&mut self.memory, memory);
+        (self.mask, self.pages) = (lines - 1, pages);
+        for entry in <[Entry]>::ref_from_bytes(&old).expect("a mapping is aligned to pages") {
+            let line = LineNumber(entry.tag() & ((1 << LINE_BITS) - 1));
+            if entry.tag() & self.tag_mask() == self.tag(line) {
+                let position = self.position(line);
+                self.entries_mut()[position].words = entry.words;
+            }
+        }
     }
 
     /// Bytes of the entries.
@@ -210,6 +228,13 @@ impl IndexCache {
     }
 }
 
+/// Lines of a cache for an index of `index_lines`, a power of two. The server takes index segments from one end of the
+/// region: numbers of lines are dense, so a cache as large as the index holds every line.
+fn lines_of(budget_bytes: usize, index_lines: u64) -> u64 {
+    let affordable = (budget_bytes as u64 / LINE_BYTES).max(1);
+    index_lines.max(1).next_power_of_two().min(1 << affordable.ilog2())
+}
+
 /// Zeroed memory on the largest pages that are to be had: a lookup touches one line of it at random.
 fn allocate(bytes: usize) -> std::io::Result<(MmapMut, &'static str)> {
     if bytes >= HUGE_PAGE_BYTES {
@@ -281,6 +306,30 @@ mod tests {
         cache.keep(b, &line(0, &[(0, slot(2))]));
         assert!(cache.find(a, HASH).is_empty());
         assert_eq!(cache.find(b, HASH).slots(), [slot(2)]);
+    }
+
+    #[test]
+    fn a_cache_that_grows_keeps_its_lines() {
+        let mut cache = IndexCache::new(LINE_BYTES as usize * 1000, 8).unwrap();
+        cache.restart(7);
+        let homes: Vec<LineNumber> = (0..8).map(|i| LineNumber(64 + 3 * i)).collect();
+        for (i, &home) in homes.iter().enumerate() {
+            cache.keep(home, &line(0, &[(i % 7, slot(1 + i as u64))]));
+        }
+        let kept = |cache: &IndexCache| -> Vec<bool> {
+            let is_kept =
+                |(i, &home): (usize, &LineNumber)| cache.find(home, HASH).slots() == [slot(1 + i as u64)];
+            homes.iter().enumerate().map(is_kept).collect()
+        };
+        assert_eq!(kept(&cache), [true; 8], "3 and 8 have no common divisor");
+        cache.fit(100);
+        assert_eq!((cache.bytes() / LINE_BYTES, cache.place_epoch()), (128, 7));
+        assert_eq!(kept(&cache), [true; 8]);
+        cache.fit(1 << 20);
+        assert_eq!(cache.bytes() / LINE_BYTES, 512, "no more than the budget");
+        assert_eq!(kept(&cache), [true; 8]);
+        cache.fit(1);
+        assert_eq!(cache.bytes() / LINE_BYTES, 512, "it never shrinks");
     }
 
     #[test]

@@ -256,13 +256,16 @@ impl Get {
 
     /// All lines of the key were read and no slot names it. That is a claim, too.
     fn miss(&mut self, cx: &mut Context) -> Action {
-        if self.is_moving {
+        if self.is_moving && !mutant(Mutant::BelieveMovingMiss) {
+            cx.stats.moving_misses += 1;
             return Action::Ask;
         }
         if self.is_unclear {
             return self.again(cx);
         }
-        if (cx.now_ns)().saturating_sub(self.lookup_started_ns) >= cx.view.grace_ns {
+        if (cx.now_ns)().saturating_sub(self.lookup_started_ns) >= cx.view.grace_ns
+            && !mutant(Mutant::BelieveSlowMiss)
+        {
             cx.stats.slow_lookups += 1;
             return self.again(cx);
         }

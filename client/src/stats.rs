@@ -35,6 +35,8 @@ pub struct Stats {
     pub overflow_reads: u64,
     /// Looked again because a lookup took longer than GRACE.
     pub slow_lookups: u64,
+    /// Asked the server because a line in which the key was not found was being split.
+    pub moving_misses: u64,
     /// Looked again with a new directory.
     pub directory_refreshes: u64,
     /// Started over because the place epoch had been read too long ago when a READ came back; never over shared memory.

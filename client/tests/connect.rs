@@ -75,6 +75,7 @@ impl Backing {
         let config = TableConfig {
             workers: 1,
             expected_keys: None,
+            grace_ns: kv_common::limits::GRACE_NS,
             page_bytes: 4096,
             table_id: 5,
             hash_seed: 6,

@@ -18,8 +18,7 @@ use std::rc::Rc;
 /// * a reader that does not compare lengths with what it read: a place keeps its class as long as segments do, so whatever
 ///   block is found there has lengths that fit. (Arbitrary words, which no server writes, are for the tests of `block`.)
 ///
-/// Nor what concerns lines that move, stale directories, places of another epoch and slow misses: as long as segments are
-/// neither split nor given another kind, there are none.
+/// Nor what concerns places of another epoch: as long as segments are not given another kind, there are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
     /// The reader does not compare the check word.
@@ -56,11 +55,27 @@ pub enum Mutant {
     ForgetTombstone,
     /// An overflow line is unlinked from the middle of a chain.
     UnlinkMiddleOverflow,
+    /// The reader believes a miss in a line that is marked as moving.
+    BelieveMovingMiss,
+    /// The reader does not compare the hash bits of headers.
+    SkipDepth,
+    /// The reader believes a miss of a lookup that was slower than GRACE.
+    BelieveSlowMiss,
+    /// A split does not mark the lines whose keys it copies.
+    SkipMarking,
+    /// A split clears the slots that it has copied without waiting for GRACE.
+    ClearWithoutGrace,
+    /// A split lets the directory lead to a segment that has not got its keys.
+    PublishBeforeCopy,
+    /// A split copies keys by the line that they are in, not by their home.
+    SplitLineByLine,
+    /// A write to a key that a split has copied leaves the copy of its slot as it was.
+    ForgetTwin,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 17] = [
+    pub const ALL: [Mutant; 25] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -78,6 +93,14 @@ impl Mutant {
         Mutant::LiveBeforeSlot,
         Mutant::ForgetTombstone,
         Mutant::UnlinkMiddleOverflow,
+        Mutant::BelieveMovingMiss,
+        Mutant::SkipDepth,
+        Mutant::BelieveSlowMiss,
+        Mutant::SkipMarking,
+        Mutant::ClearWithoutGrace,
+        Mutant::PublishBeforeCopy,
+        Mutant::SplitLineByLine,
+        Mutant::ForgetTwin,
     ];
 }
 
@@ -94,8 +117,13 @@ pub fn mutant(_which: Mutant) -> bool {
 #[cfg(feature = "adversary")]
 type Hook = Rc<dyn Fn(usize)>;
 
+/// Called instead of sleeping.
+#[cfg(feature = "adversary")]
+type PauseHook = Rc<dyn Fn()>;
+
 #[cfg(feature = "adversary")]
 thread_local! {
+    static PAUSE_HOOK: RefCell<Option<PauseHook>> = const { RefCell::new(None) };
     static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
@@ -111,6 +139,25 @@ pub fn set_mutant(which: Option<Mutant>) {
 #[cfg(feature = "adversary")]
 pub fn set_store_hook(hook: Option<Hook>) {
     HOOK.replace(hook);
+}
+
+/// Calls `hook` whenever this thread would sleep for a moment; `None` stops that. The hook lets others run.
+#[cfg(feature = "adversary")]
+pub fn set_pause_hook(hook: Option<PauseHook>) {
+    PAUSE_HOOK.replace(hook);
+}
+
+/// Sleeps; over the simulated fabric, lets others run.
+pub fn pause_for(duration: std::time::Duration) {
+    #[cfg(feature = "adversary")]
+    {
+        // Not borrowed while it runs, as for stores.
+        let hook = PAUSE_HOOK.with_borrow(Clone::clone);
+        if let Some(hook) = hook {
+            return hook();
+        }
+    }
+    std::thread::sleep(duration);
 }
 
 /// The scheduling point of the simulated fabric.

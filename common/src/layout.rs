@@ -86,10 +86,12 @@ pub mod superblock {
     pub const COUNTERS: usize = 4096;
     /// Words of a counter page.
     pub const COUNTER_WORDS: usize = 64;
+    /// The counter page of whoever splits index segments, in front of the workers'.
+    pub const GROWTH_COUNTERS: usize = COUNTERS - COUNTER_WORDS;
     /// First entry of the segment table.
     pub const SEGMENT_TABLE: usize = 8192;
 
-    const _: () = assert!(INTENTS + crate::limits::WORKERS_MAX * INTENT_WORDS <= COUNTERS);
+    const _: () = assert!(INTENTS + crate::limits::WORKERS_MAX * INTENT_WORDS <= GROWTH_COUNTERS);
     const _: () = assert!(COUNTERS + crate::limits::WORKERS_MAX * COUNTER_WORDS <= SEGMENT_TABLE);
     const _: () = assert!(OWNER.is_multiple_of(8) && LEASE_NS < OWNER + 8, "the guard is one cache line");
     const _: () = assert!(IDENTITY_WORDS <= INTENTS && STARTED_NS < IDENTITY_WORDS);
@@ -98,9 +100,9 @@ pub mod superblock {
 /// First word of a region: "KVONESID" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"KVONESID");
 /// Changes whenever a byte of the layout changes its meaning.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 
-/// Counters of a worker's page, in order. Clients add up the pages of all workers.
+/// Counters of a page, in order. Clients add up the pages of all workers and the one of growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 #[allow(missing_docs)]
@@ -124,10 +126,18 @@ pub enum Counter {
     OverflowLines,
     Sessions,
     WakeUps,
+    /// Splits of index segments that are done.
+    Splits,
+    /// Splits that have begun and are not done (wrapping).
+    SplitsUnderWay,
+    /// Keys that splits have copied.
+    KeysMoved,
+    /// Inserts that found no room and waited for a split.
+    InsertsWaited,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 16] = [
+pub const COUNTER_NAMES: [&str; 20] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -144,7 +154,13 @@ pub const COUNTER_NAMES: [&str; 16] = [
     "overflow_lines",
     "sessions",
     "wake_ups",
+    "splits",
+    "splits_under_way",
+    "keys_moved",
+    "inserts_waited",
 ];
+
+const _: () = assert!(COUNTER_NAMES.len() <= superblock::COUNTER_WORDS);
 
 /// What a segment holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +286,9 @@ impl Header {
     const MOVING: u64 = 1 << 6;
     const OVERFLOW: u64 = 1 << 7;
 
+    /// The header of an overflow line that is in no chain.
+    pub const FREE: Header = Header(0);
+
     /// The header of a home line of a segment that answers for hashes whose low `depth` bits are `prefix`.
     pub fn home(depth: u32, prefix: u64) -> Header {
         assert!(depth <= DIRECTORY_DEPTH_MAX && prefix < 1 << depth, "depth and prefix of one segment");
@@ -331,6 +350,13 @@ impl Header {
     /// The same header, marked moving or not.
     pub fn with_moving(self, moving: bool) -> Header {
         Header(self.0 & !Header::MOVING | if moving { Header::MOVING } else { 0 })
+    }
+
+    /// The header of the same line when its segment has given the other half of its hashes away: it answers for one more
+    /// bit, which is 0, and is moving no more.
+    pub fn deepened(self) -> Header {
+        assert!(self.depth() < DIRECTORY_DEPTH_MAX, "a segment of the greatest depth is not split");
+        Header(self.with_moving(false).0 + 1)
     }
 }
 

@@ -61,6 +61,9 @@ pub const TIMEOUT_MAX_NS: u64 = 366 * 24 * 3600 * 1_000_000_000;
 /// A miss counts only if its lookup, first READ to last, took less than this by the client's own clock.
 pub const GRACE_NS: u64 = 20_000_000;
 
+/// The longest GRACE that a table may have: splits of its index take about as long.
+pub const GRACE_NS_MAX: u64 = GRACE_NS * 1000;
+
 /// A place counts only if the place epoch was read less than this ago by the client's own clock.
 pub const LEASE_NS: u64 = 1_000_000_000;
 

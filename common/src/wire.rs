@@ -389,8 +389,8 @@ pub enum Refusal {
     },
     /// The part of the index that the key belongs to has no slot and no overflow line left.
     #[error(
-        "index full: {index_segments} index segments, and the one of this key has no room; start the server with more \
-         --memory or a larger --expected-keys"
+        "index full: {index_segments} index segments, the one of this key has no room, and no segment is free to split it; \
+         start the server with more --memory"
     )]
     IndexFull {
         /// Index segments of the table.

@@ -44,7 +44,7 @@ pub struct Flags {
     /// Pages of 2 MiB: auto (if there are enough), require, off [default: auto]
     #[arg(long, value_name = "MODE")]
     pub hugepages: Option<String>,
-    /// Keys that will be stored; sizes the index [default: derived from --memory]
+    /// Keys that the index has room for from the start; it grows by itself [default: some MiB of index]
     #[arg(long, value_name = "N")]
     pub expected_keys: Option<String>,
     /// User that may connect besides the server's own and root: a number, or any; may be repeated

@@ -22,6 +22,7 @@ pub mod table;
 mod accept;
 mod clock;
 mod descriptors;
+mod growth;
 mod link;
 mod peer;
 mod poller;

@@ -366,6 +366,8 @@ impl<T: Transport> Driver<T> {
                 if let Err(error) = self.view.set_directory(&words) {
                     return self.fail_all(Broken::Protocol { what: error.to_string() });
                 }
+                self.cache.fit(self.view.index_lines());
+                self.stats.index_cache_bytes = self.cache.bytes();
             }
         }
         self.refresh = None;

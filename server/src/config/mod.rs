@@ -67,7 +67,7 @@ pub struct Config {
     pub workers: usize,
     /// Which pages back the region.
     pub hugepages: PagePolicy,
-    /// Keys that will be stored, if known: sizes the index.
+    /// Keys that the index has room for from the start, if known; it grows beyond.
     pub expected_keys: Option<u64>,
     /// Who may connect besides the server's own user and root.
     pub allow: Allow,

@@ -12,7 +12,7 @@ impl Config {
         for key in KEYS {
             let (comment_out, value) = match self.value_of(key) {
                 Some(value) => ("", value.to_string()),
-                None if key == "expected-keys" => ("# ", "(derived from memory)".to_owned()),
+                None if key == "expected-keys" => ("# ", "(starts small and grows)".to_owned()),
                 None => ("# ", "(chosen at start)".to_owned()),
             };
             let line = format!("{comment_out}{key} = {value}");

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kv_common::hello::{Offer, SocketFile, Welcome};
-use kv_common::layout::{LINE_SLOTS, SEGMENT_BYTES, SEGMENT_LINES, superblock};
-use kv_common::limits::{KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
+use kv_common::layout::{SEGMENT_BYTES, superblock};
+use kv_common::limits::{GRACE_NS, KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::mapping::{CreateError, HUGEPAGE_BYTES, Pages, RegionMemory, create_region};
 use kv_common::transport::shm::owner::{OwnerError, OwnerKeeper};
@@ -24,6 +24,7 @@ use crate::accept::{Acceptor, Admission, Listeners};
 use crate::clock::wall_clock_ns;
 use crate::config::{Allow, Config, format_size};
 use crate::descriptors::{TooFewDescriptors, make_room};
+use crate::growth;
 use crate::running::{Running, ThreadEnd};
 use crate::shared::Shared;
 use crate::table::{Table, TableConfig, TableError};
@@ -89,7 +90,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let memory = map_region(&config)?;
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
-    let shared = Arc::new(Shared::new(config.workers, clients_max).map_err(os("make an eventfd"))?);
+    let shared = Arc::new(
+        Shared::new(config.workers, clients_max, table.growth_signal()).map_err(os("make an eventfd"))?,
+    );
     let rdma = rdma::start(&config, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
     let admission = admission(&config, memory, &table, rdma.is_some())?;
@@ -132,6 +135,7 @@ fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, Star
     let table_config = TableConfig {
         workers: config.workers,
         expected_keys: config.expected_keys,
+        grace_ns: GRACE_NS,
         page_bytes: page_bytes(memory.pages),
         table_id,
         hash_seed,
@@ -214,6 +218,8 @@ fn start_threads(
         .and_then(|acceptor| rdma::accept(acceptor, rdma))
         .map_err(os("watch the sockets"))?;
     running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
+    let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
+    running.threads.push(spawn("kv-growth".to_owned(), report, move || growth::run(&shared, &table))?);
     Ok(running)
 }
 
@@ -250,7 +256,7 @@ fn log_block(
     );
     info!(
         index_segments = table.index_segments(),
-        keys = keys_planned(table),
+        keys_before_growth = keys_planned(table),
         free_segments = table.free_segments(),
         "index"
     );
@@ -277,9 +283,9 @@ fn log_tcp(listen_address: Option<SocketAddr>) {
     }
 }
 
-/// Keys that the index holds when three of four slots are full.
+/// Keys that the index holds before it begins to grow, at least.
 fn keys_planned(table: &Table) -> u64 {
-    table.index_segments() * SEGMENT_LINES * LINE_SLOTS as u64 * 3 / 4
+    table.index_segments() * table.keys_before_split()
 }
 
 fn who(allow: &Allow) -> String {

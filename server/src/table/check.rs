@@ -19,7 +19,7 @@ impl Table {
         if walk.findings.is_empty() {
             self.check_blocks(&mut walk);
             self.check_segments(&mut walk);
-            self.check_overflow(&mut walk);
+            self.check_index(&mut walk);
         }
         if walk.findings.is_empty() { Ok(walk.report) } else { Err(walk.findings) }
     }
@@ -82,11 +82,19 @@ impl Table {
         }
     }
 
-    /// Every overflow line is either in a chain or free, once.
-    fn check_overflow(&self, walk: &mut Walk) {
-        for segment in self.overflow.first_segment()..self.overflow.first_segment() + self.index_segments() {
+    /// Every overflow line is either in a chain or free, once; and as many slots are in use as were counted.
+    fn check_index(&self, walk: &mut Walk) {
+        let is_index = |&segment: &usize| walk.segments[segment].kind == SegmentKind::Index;
+        let segments: Vec<u64> =
+            (0..walk.segments.len()).filter(is_index).map(|segment| segment as u64).collect();
+        for segment in segments {
+            let (expected, found) = (walk.used.get(&segment).copied().unwrap_or(0), self.index.used(segment));
+            if expected != found {
+                let what = format!("slots in use of index segment {segment}");
+                walk.findings.push(CheckFinding::Sum { what, expected, found });
+            }
             let mut listed = vec![0u64; SEGMENT_LINES as usize];
-            for line in self.overflow.free_lines(segment) {
+            for line in self.index.free_overflow_lines(segment) {
                 listed[line as usize] += 1;
             }
             let mut in_use = vec![false; SEGMENT_LINES as usize];

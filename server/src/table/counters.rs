@@ -3,7 +3,7 @@
 use kv_common::layout::{Counter, superblock};
 use kv_common::region::Words;
 
-/// The page of one worker, its only writer: a load and a store instead of a locked addition. Sums over all pages are
+/// A page and its only writer, a worker for instance: a load and a store instead of a locked addition. Sums over all pages are
 /// what counts; a single page's `Keys` wraps when the worker deletes what another inserted.
 pub(super) struct Counters {
     region: Words,
@@ -14,6 +14,11 @@ impl Counters {
     pub(super) fn new(region: &Words, worker: usize) -> Counters {
         let page_word = superblock::COUNTERS + worker * superblock::COUNTER_WORDS;
         Counters { region: region.clone(), page_word }
+    }
+
+    /// The page of whoever splits; there is one at a time.
+    pub(super) fn of_growth(region: &Words) -> Counters {
+        Counters { region: region.clone(), page_word: superblock::GROWTH_COUNTERS }
     }
 
     /// Adds `by`, wrapping.

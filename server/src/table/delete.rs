@@ -18,13 +18,14 @@ impl Worker {
     /// The part under the stripes. Returns the slot as it was, whose block is to be retired.
     fn delete_held(&self, key: &[u8], ack: &mut Ack<'_>) -> Option<(Written, Slot)> {
         let hash = self.table.view.hash(key);
-        let home = self.table.view.home(hash);
-        let _held = self.table.stripes.lock(home);
+        let _held = self.table.stripes.lock(hash.home());
+        let home = self.table.index.home(hash);
         let at = self.table.find(key, hash, home)?;
+        let twin = self.table.twin(home, at);
         let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
         let written = self.table.written(At { slot: Slot::EMPTY, ..at });
         ack.before_stores(&written);
-        self.publish_delete(at, home);
+        self.publish_delete(at, twin, home);
         self.counters.add(Counter::Deletes, 1);
         self.counters.sub(Counter::Keys, 1);
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());

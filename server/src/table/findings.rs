@@ -16,6 +16,8 @@ pub struct CheckReport {
     pub waiting_blocks: u64,
     /// Overflow lines in use.
     pub overflow_lines: u64,
+    /// Slots that splits under way have copied and not cleared yet; the keys are counted once.
+    pub copied_keys: u64,
     /// Keys whose slot is in an overflow line.
     pub overflow_keys: u64,
     /// READs of overflow lines that looking up every key once takes, after the READ of its window.
@@ -65,6 +67,12 @@ pub enum CheckFinding {
         expected: SegmentKind,
         /// What the segment table says.
         found: SegmentKind,
+    },
+    /// No directory entry leads to an index segment, and no split fills it.
+    #[error("index segment {segment} is not in the directory")]
+    Unreachable {
+        /// The segment.
+        segment: u64,
     },
     /// Two numbers of the same thing differ.
     #[error("{what}: expected {expected}, found {found}")]
@@ -177,6 +185,9 @@ pub enum SlotFault {
         /// The key's home.
         home: LineNumber,
     },
+    /// Its segment was split and has given the key away, and there is no equal slot in the other one.
+    #[error("the key in its block belongs to another segment, which does not have it")]
+    GivenAway,
     /// The version is above the ceiling.
     #[error("the version {version} of its block is not below the ceiling")]
     Ceiling {

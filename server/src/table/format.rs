@@ -4,32 +4,39 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_common::layout::{
-    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, LINE_SLOTS, LineNumber, MAGIC, SEGMENT_BYTES, SEGMENT_LINES,
-    SEGMENT_WORDS, SegmentEntry, SegmentKind, superblock, superblock_segments,
+    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_WORDS, SegmentEntry,
+    SegmentKind, superblock, superblock_segments,
 };
 use kv_common::limits::{
-    GRACE_NS, KEY_MAX_BYTES, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, WORKERS_MAX,
+    GRACE_NS_MAX, KEY_MAX_BYTES, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, WORKERS_MAX,
 };
 use kv_common::region::Words;
 
-use super::overflow::OverflowLines;
+use super::counters::Counters;
+use super::growth::{self, Clock, Growth};
+use super::index::{Index, Role, SPLIT_MIN, State};
 use super::slab::Slab;
+use super::split::write_lines;
 use super::stripes::Stripes;
 use super::versions::{FIRST_VERSION_MAX, Versions};
 use super::{Table, walk};
 
-/// Keys that one index segment is planned to hold: 75 % of its slots, overflow lines included.
-const SEGMENT_KEYS: u64 = SEGMENT_LINES * LINE_SLOTS as u64 * 3 / 4;
-/// Without a number of keys, one segment of so many becomes index: right for keys of some 100 bytes, values included.
-const INDEX_SHARE: u64 = 8;
+/// Keys that one index segment is planned to hold: so many that it is not split.
+const SEGMENT_KEYS: u64 = SPLIT_MIN;
+/// Without a number of keys the index starts with so many segments, ...
+const FIRST_SEGMENTS: u64 = 4;
+/// ... but no more than one of so many of the region.
+const FIRST_SHARE: u64 = 8;
 
 /// What a new table is made with. Ids and seed are the caller's random numbers.
 #[derive(Clone, Debug)]
 pub struct TableConfig {
     /// Workers that will write, 1 to `limits::WORKERS_MAX`.
     pub workers: usize,
-    /// Keys to make room for in the index; without, an eighth of the region becomes index.
+    /// Keys that the index has room for from the start; without, it starts with a few MiB. It grows in any case.
     pub expected_keys: Option<u64>,
+    /// A miss counts only if its lookup took less, usually `limits::GRACE_NS`. Splits wait for it.
+    pub grace_ns: u64,
     /// Bytes of the pages that back the region, for the superblock.
     pub page_bytes: u64,
     /// Random per table.
@@ -68,6 +75,12 @@ pub enum TableError {
         /// The number asked for.
         found: usize,
     },
+    /// GRACE.
+    #[error("GRACE is {found_ns} ns; it is 1 to {GRACE_NS_MAX}")]
+    Grace {
+        /// The time asked for.
+        found_ns: u64,
+    },
     /// The first version.
     #[error("the first version is {found}; it is 1 to {FIRST_VERSION_MAX}")]
     FirstVersion {
@@ -77,7 +90,7 @@ pub enum TableError {
     /// The index leaves no room for values.
     #[error(
         "an index for {expected_keys} keys takes {index_segments} segments of 2 MiB, and the region has {segments} in \
-         all, too few for even one with values; start the server with more --memory or fewer --expected-keys"
+         all, too few for even one with values; start the server with more --memory or fewer --expected-keys (the index grows by itself)"
     )]
     IndexTooLarge {
         /// Keys asked for.
@@ -92,18 +105,32 @@ pub enum TableError {
 impl Table {
     /// Makes a table in `region`, which is all zero. Readers may look while it is made: the magic is stored last.
     pub fn create(region: Words, config: &TableConfig) -> Result<Arc<Table>, TableError> {
+        Table::create_with_clock(region, config, growth::monotonic_clock())
+    }
+
+    /// The same with a clock for GRACE that is not the system's.
+    pub fn create_with_clock(
+        region: Words,
+        config: &TableConfig,
+        clock: Clock,
+    ) -> Result<Arc<Table>, TableError> {
         let plan = Plan::new(&region, config)?;
         plan.write_superblock(&region, config);
         plan.write_segment_table(&region);
         plan.write_index(&region);
         let versions = Versions::new(&region, config.first_version);
+        let index = Index::new(&region, plan.directory() as usize * SEGMENT_WORDS, plan.segments);
+        for prefix in 0..plan.index_segments {
+            index.add(plan.first_index() + prefix, State { depth: plan.depth(), prefix, role: Role::Plain });
+        }
         region.store_release(superblock::MAGIC, MAGIC);
         Ok(Arc::new(Table {
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
             slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments)),
-            overflow: OverflowLines::new(plan.first_index(), plan.index_segments),
+            index,
+            growth: Growth::new(clock, config.grace_ns, Counters::of_growth(&region)),
             epochs: crossbeam_epoch::Collector::new(),
             workers: config.workers,
             workers_taken: AtomicU64::new(0),
@@ -135,6 +162,9 @@ impl Plan {
         }
         if !(1..=FIRST_VERSION_MAX).contains(&config.first_version) {
             return Err(TableError::FirstVersion { found: config.first_version });
+        }
+        if !(1..=GRACE_NS_MAX).contains(&config.grace_ns) {
+            return Err(TableError::Grace { found_ns: config.grace_ns });
         }
         let segments = found_bytes / SEGMENT_BYTES;
         let plan = Plan { segments, index_segments: index_segments(segments, config.expected_keys) };
@@ -172,7 +202,7 @@ impl Plan {
             (superblock::HASH_SEED, config.hash_seed),
             (superblock::INCARNATION, config.incarnation),
             (superblock::DIRECTORY_SEGMENT, self.directory()),
-            (superblock::GRACE_NS, GRACE_NS),
+            (superblock::GRACE_NS, config.grace_ns),
             (superblock::DIRECTORY_DEPTH, self.depth() as u64),
             (superblock::LEASE_NS, LEASE_NS),
             (superblock::CLOCK_NS, config.now_ns),
@@ -204,10 +234,7 @@ impl Plan {
         for prefix in 0..self.index_segments {
             let segment = self.first_index() + prefix;
             region.store(directory_word + prefix as usize, segment);
-            let header = Header::home(self.depth(), prefix);
-            for line in 0..SEGMENT_LINES {
-                region.store(LineNumber::new(segment, line).word(), header.0);
-            }
+            write_lines(region, segment, Header::home(self.depth(), prefix));
         }
     }
 }
@@ -216,7 +243,7 @@ impl Plan {
 fn index_segments(segments: u64, expected_keys: Option<u64>) -> u64 {
     match expected_keys {
         Some(keys) => keys.div_ceil(SEGMENT_KEYS).next_power_of_two(),
-        None => 1 << (segments / INDEX_SHARE).max(1).ilog2().min(DIRECTORY_DEPTH_MAX),
+        None => 1 << (segments / FIRST_SHARE).clamp(1, FIRST_SEGMENTS).ilog2(),
     }
 }
 
@@ -225,17 +252,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_index_holds_the_expected_keys_at_three_quarters() {
-        for (keys, segments) in [(0, 1), (1, 1), (172_032, 1), (172_033, 2), (344_064, 2), (344_065, 4)] {
+    fn the_index_holds_the_expected_keys_without_a_split() {
+        for (keys, segments) in [(0, 1), (1, 1), (133_038, 1), (133_039, 2), (266_076, 2), (266_077, 4)] {
             assert_eq!(index_segments(1000, Some(keys)), segments, "{keys} keys");
         }
         assert!(index_segments(1000, Some(u64::MAX)) > 1 << DIRECTORY_DEPTH_MAX);
     }
 
     #[test]
-    fn without_a_number_of_keys_an_eighth_becomes_index() {
-        for (segments, index) in [(8, 1), (15, 1), (16, 2), (31, 2), (32, 4), (1 << 23, 1 << 18), (1000, 64)]
-        {
+    fn without_a_number_of_keys_the_index_starts_small() {
+        for (segments, index) in [(8, 1), (15, 1), (16, 2), (31, 2), (32, 4), (1 << 23, 4), (1000, 4)] {
             assert_eq!(index_segments(segments, None), index, "{segments} segments");
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{BLOCK_HEADER_BYTES, LineNumber, WINDOW_WORDS};
+use kv_common::layout::{BLOCK_HEADER_BYTES, WINDOW_WORDS};
 use kv_common::probe::{LineState, Matches, judge_window};
 use kv_common::region::bytes_of;
 
@@ -21,18 +21,18 @@ impl Worker {
     /// The value of `key`, or `None` if the key is not present.
     pub(crate) fn get(&mut self, key: &[u8]) -> Option<Value<'_>> {
         let hash = self.table.view.hash(key);
-        let home = self.table.view.home(hash);
-        let (version, value) = match self.look(key, hash, home) {
+        let (version, value) = match self.look(key, hash) {
             Some(found) => found,
-            None => self.decide(key, hash, home)?,
+            None => self.decide(key, hash)?,
         };
         Some(Value { version, bytes: &bytes_of(&self.block)[value] })
     }
 
     /// A look at the window without the stripes, as remote readers look. What is found is found; anything else is left
     /// to [`Worker::decide`]. The epoch stays pinned, so that the block is not used again meanwhile.
-    fn look(&mut self, key: &[u8], hash: KeyHash, home: LineNumber) -> Option<(u64, Range<usize>)> {
+    fn look(&mut self, key: &[u8], hash: KeyHash) -> Option<(u64, Range<usize>)> {
         let _pinned = self.epoch.pin();
+        let home = self.table.index.home(hash);
         let mut window = [0; WINDOW_WORDS];
         self.table.region.copy_out(home.word(), &mut window);
         let mut matches = Matches::none();
@@ -49,8 +49,9 @@ impl Worker {
     }
 
     /// The same under the stripes, where nothing changes: what is not found here is not there.
-    fn decide(&mut self, key: &[u8], hash: KeyHash, home: LineNumber) -> Option<(u64, Range<usize>)> {
-        let _held = self.table.stripes.lock(home);
+    fn decide(&mut self, key: &[u8], hash: KeyHash) -> Option<(u64, Range<usize>)> {
+        let _held = self.table.stripes.lock(hash.home());
+        let home = self.table.index.home(hash);
         let place = self.table.find(key, hash, home)?.slot.place();
         let version = self.table.version_of(place);
         let end = self.table.lengths_of(place).block_bytes();

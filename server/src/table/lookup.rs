@@ -3,12 +3,15 @@
 
 use std::iter;
 
+use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{Header, LINE_SLOTS, Lengths, LineNumber, NOT_LIVE, Place, Slot};
 use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::region::bytes_of;
 use kv_common::wire::Refusal;
 
 use super::Table;
+use super::worker::grown;
 
 /// A slot and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +48,10 @@ impl Table {
     /// Where a key of `home` that is not present goes: into the emptier of the two lines of the window, else into a
     /// free slot of the overflow chain, else into a new overflow line.
     pub(super) fn room(&self, home: LineNumber) -> Result<Room, Refusal> {
-        let free_slots = |line| self.slots(line).filter(|at| at.slot.is_empty()).count();
+        let free_slots = |line| self.free_slots(line).count();
         let emptier = if free_slots(home.next()) > free_slots(home) { home.next() } else { home };
-        let free = iter::once(emptier)
-            .chain(self.chain(home))
-            .flat_map(|line| self.slots(line))
-            .find(|at| at.slot.is_empty());
-        if let Some(at) = free {
+        let in_chain = self.chain(home).flat_map(|line| self.slots(line)).filter(|at| at.slot.is_empty());
+        if let Some(at) = self.free_slots(emptier).chain(in_chain).next() {
             return Ok(Room::Slot(at));
         }
         let chain_lines = self.chain(home).count();
@@ -80,6 +80,26 @@ impl Table {
         })
     }
 
+    /// The slots of a home line that a new key may take.
+    pub(super) fn free_slots(&self, line: LineNumber) -> impl Iterator<Item = At> {
+        let shared = self.index.shared_with(line);
+        let is_free_there =
+            move |index| shared.is_none_or(|other| self.region.load(other.word() + 1 + index) == 0);
+        self.slots(line).filter(move |at| at.slot.is_empty() && is_free_there(at.index))
+    }
+
+    /// The copy of a slot that a split has left in the segment that the key comes from, if it is still there. A write
+    /// changes both: whoever is led to the old one finds the same block there.
+    pub(super) fn twin(&self, home: LineNumber, at: At) -> Option<At> {
+        if mutant(Mutant::ForgetTwin) {
+            return None;
+        }
+        let source = self.index.source_of(home.segment())?;
+        let old_home = LineNumber::new(source, home.in_segment());
+        // A slot names its block, and no two keys have the same one.
+        self.lines(old_home).flat_map(|line| self.slots(line)).find(|old| old.slot == at.slot)
+    }
+
     /// The header of a line.
     pub(super) fn header(&self, line: LineNumber) -> Header {
         Header(self.region.load(line.word()))
@@ -100,6 +120,14 @@ impl Table {
     fn overflow_after(&self, line: LineNumber) -> Option<LineNumber> {
         let next = self.header(line).next();
         (next != 0).then(|| line.sibling(next))
+    }
+
+    /// The hash of the key in a present key's block.
+    pub(super) fn hash_of(&self, place: Place, scratch: &mut Vec<u64>) -> KeyHash {
+        let key_bytes = self.lengths_of(place).key_bytes as usize;
+        let words = grown(scratch, key_bytes.div_ceil(8));
+        self.region.copy_out(place.word() + 3, words);
+        self.view.hash(&bytes_of(words)[..key_bytes])
     }
 
     fn block_has_key(&self, place: Place, key: &[u8]) -> bool {

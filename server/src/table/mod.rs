@@ -11,7 +11,9 @@
 //! | `delete` | delete |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
-//! | `overflow` | overflow lines, by index segment |
+//! | `index` | the index segments: what each answers for, how full it is, its free overflow lines |
+//! | `split` | one index segment becomes two, under readers and writers |
+//! | `growth` | which segments are split, when, and by whom |
 //! | `stripes` | the writers' locks |
 //! | `versions` | versions under a ceiling |
 //! | `counters` | a worker's counter page |
@@ -22,15 +24,17 @@
 //! # Invariants
 //! Between two writes, and for the keys of every home whose stripes are free:
 //! 1. A present key has exactly one slot, in its home line, the next line, or an overflow line chained to its home, and
-//!    keeps it until it is deleted. The slot names the key's only live block.
-//! 2. A slot that is not empty names a whole block; no two slots name the same block.
+//!    keeps it until it is deleted, or copied by a split. The slot names the key's only live block.
+//! 2. A slot that is not empty names a whole block. No two slots name the same block, but that a split leaves an equal
+//!    copy in the segment that a key comes from, until it is cleared.
 //! 3. An overflow line in use is in the chain of one home. Only the tail of a chain is unlinked, and only when empty.
 //! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut.
 //! 5. Versions of one key rise; no version is used twice in the table's life.
 //!
 //! # Locks
-//! Stripes first (in order), then at most one of: a class of the slab, then the pool of free segments; the overflow
-//! lines of an index segment; the version ceiling. None of these is held while another thread is waited for.
+//! The splits under way, then stripes (in order), then at most one of: a class of the slab, then the pool of free segments;
+//! the overflow lines of an index segment; the segments that want to be split; the version ceiling. None of these is held
+//! while another thread is waited for. Workers take the first of them only without stripes.
 
 mod check;
 mod counters;
@@ -38,11 +42,13 @@ mod delete;
 mod findings;
 mod format;
 mod get;
+mod growth;
+mod index;
 mod lookup;
-mod overflow;
 mod publish;
 mod put;
 mod slab;
+mod split;
 mod staged;
 mod stripes;
 mod versions;
@@ -58,13 +64,15 @@ use kv_common::region::Words;
 
 pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
+pub use growth::{Clock, Growing, GrowthSignal};
 pub use worker::Worker;
 
 pub(crate) use get::Value;
 pub(crate) use put::{Outcome, Written};
 pub(crate) use staged::value_bytes;
 
-use overflow::OverflowLines;
+use growth::Growth;
+use index::Index;
 use slab::Slab;
 use stripes::Stripes;
 use versions::Versions;
@@ -72,13 +80,14 @@ use versions::Versions;
 /// A table in a region. Workers write it, each through its own [`Worker`]; anybody reads it, without asking.
 pub struct Table {
     region: Words,
-    /// Identity and directory, as readers see them.
+    /// Identity, as readers see it. The directory in it is the first one: where a key is, `index` says.
     view: TableView,
     stripes: Stripes,
     versions: Versions,
     /// Shared with the closures that give blocks back, which may outlive the table.
     slab: Arc<Slab>,
-    overflow: OverflowLines,
+    index: Index,
+    growth: Growth,
     epochs: crossbeam_epoch::Collector,
     workers: usize,
     /// Bit `i`: worker `i` exists. A counter page has one writer.
@@ -98,7 +107,12 @@ impl Table {
 
     /// Segments that hold index lines.
     pub fn index_segments(&self) -> u64 {
-        self.overflow.segments()
+        self.index.segments()
+    }
+
+    /// Keys that each of the present index segments takes before it is split.
+    pub fn keys_before_split(&self) -> u64 {
+        self.index.keys_before_split()
     }
 
     /// Segments that hold nothing yet.

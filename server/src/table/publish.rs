@@ -28,9 +28,10 @@ use kv_common::adversary::{Mutant, mutant};
 use kv_common::block::check_of;
 use kv_common::layout::{Counter, Header, LineNumber, NOT_LIVE, Place, Slot};
 
-use super::Worker;
+use super::counters::Counters;
 use super::lookup::{At, Room};
 use super::put::Payload;
+use super::{Table, Worker};
 
 impl Worker {
     /// Writes a block that nobody can reach, not live and without its check.
@@ -52,14 +53,29 @@ impl Worker {
         if mutant(Mutant::LiveBeforeSlot) {
             self.make_live(at.slot.place(), version);
         }
-        self.store_slot(at, room, home);
+        let is_full = self.table.store_slot(at, room, home, &self.counters);
         self.make_live(at.slot.place(), version);
+        if is_full {
+            self.table.want_split(at.line.segment());
+        }
     }
 
-    /// Publishes a draft as the new block of a key whose block is at `old`.
-    pub(super) fn publish_moved(&self, old: Place, new: At, payload: &Payload, version: u64) {
+    /// Publishes a draft as the new block of a key whose block is at `old`; `twin` is the copy of its slot that a split
+    /// under way has left.
+    pub(super) fn publish_moved(
+        &self,
+        old: Place,
+        new: At,
+        twin: Option<At>,
+        payload: &Payload,
+        version: u64,
+    ) {
         self.store_check(new.slot.place(), payload, version);
-        let store_slot = || self.table.region.store_release(new.word(), new.slot.0);
+        let store_slot = || {
+            for at in [Some(new), twin].into_iter().flatten() {
+                self.table.region.store_release(at.word(), new.slot.0);
+            }
+        };
         if mutant(Mutant::LiveBeforeDead) {
             self.make_live(new.slot.place(), version);
             self.kill(old);
@@ -84,50 +100,16 @@ impl Worker {
         self.make_live(place, version);
     }
 
-    /// Makes a key absent. Its slot is free afterwards, and so are empty overflow lines at the chain's tail.
-    pub(super) fn publish_delete(&self, at: At, home: LineNumber) {
+    /// Makes a key absent. Its slot is free afterwards, and its `twin` if a split under way has left one, and so are empty
+    /// overflow lines at the chain's tail.
+    pub(super) fn publish_delete(&self, at: At, twin: Option<At>, home: LineNumber) {
         if !mutant(Mutant::ForgetTombstone) {
             self.kill(at.slot.place());
         }
-        self.table.region.store_release(at.word(), Slot::EMPTY.0);
-        self.free_empty_overflow(home);
-    }
-
-    /// Stores a new key's slot, and chains its line to the home if it is a new overflow line.
-    fn store_slot(&self, at: At, room: Room, home: LineNumber) {
-        let region = &self.table.region;
-        if let Room::BehindTail(tail) = room {
-            // Until the link is stored nobody is led here, and the header of a free line sends strays away.
-            let header = self.table.header(home).overflow_of(home.in_segment() as u16);
-            region.store_release(at.word(), at.slot.0);
-            region.store_release(at.line.word(), header.0);
-            let linked = self.table.header(tail).with_next(at.line.in_segment() as u16);
-            region.store_release(tail.word(), linked.0);
-            self.counters.add(Counter::OverflowLines, 1);
-        } else {
-            region.store_release(at.word(), at.slot.0);
-        }
-    }
-
-    /// Unlinks and frees empty overflow lines at the tail of the chain. Only there: a reader on its way along the chain
-    /// then finds every line that it is led to still leading to all lines behind it. If a line were taken out of the
-    /// middle and chained again at the tail, a reader that was led to its former position would miss those between.
-    fn free_empty_overflow(&self, home: LineNumber) {
-        let table = &self.table;
-        let is_empty = |line| table.slots(line).all(|at| at.slot.is_empty());
-        loop {
-            let mut links = std::iter::once(home).chain(table.chain(home)).zip(table.chain(home));
-            let unused = if mutant(Mutant::UnlinkMiddleOverflow) {
-                links.find(|&(_, line)| is_empty(line))
-            } else {
-                links.last().filter(|&(_, line)| is_empty(line))
-            };
-            let Some((before, line)) = unused else { return };
-            let (header, next) = (table.header(before), table.header(line).next());
-            table.region.store_release(before.word(), header.with_next(next).0);
-            table.region.store_release(line.word(), Header::home(header.depth(), header.prefix()).0);
-            table.overflow.give_back(line);
-            self.counters.sub(Counter::OverflowLines, 1);
+        self.table.clear_slot(at, home, &self.counters);
+        if let Some(twin) = twin {
+            let old_home = LineNumber::new(twin.line.segment(), home.in_segment());
+            self.table.clear_slot(twin, old_home, &self.counters);
         }
     }
 
@@ -147,5 +129,52 @@ impl Worker {
     fn kill(&self, place: Place) {
         let version = self.table.version_of(place);
         self.table.region.store_release(place.word(), NOT_LIVE | version);
+    }
+}
+
+impl Table {
+    /// Stores the slot of a key that had none in this segment, and chains its line to the home if it is a new overflow
+    /// line. True if the segment is so full by now that it should be split.
+    pub(super) fn store_slot(&self, at: At, room: Room, home: LineNumber, counters: &Counters) -> bool {
+        if let Room::BehindTail(tail) = room {
+            // Until the link is stored nobody is led here, and the header of a free line sends strays away.
+            let header = self.header(home).overflow_of(home.in_segment() as u16);
+            self.region.store_release(at.word(), at.slot.0);
+            self.region.store_release(at.line.word(), header.0);
+            let linked = self.header(tail).with_next(at.line.in_segment() as u16);
+            self.region.store_release(tail.word(), linked.0);
+            counters.add(Counter::OverflowLines, 1);
+        } else {
+            self.region.store_release(at.word(), at.slot.0);
+        }
+        self.index.note_used(at.line)
+    }
+
+    /// Empties a slot that may be in an overflow line of `home`.
+    pub(super) fn clear_slot(&self, at: At, home: LineNumber, counters: &Counters) {
+        self.region.store_release(at.word(), Slot::EMPTY.0);
+        self.index.note_freed(at.line);
+        self.free_empty_overflow(home, counters);
+    }
+
+    /// Unlinks and frees empty overflow lines at the tail of the chain. Only there: a reader on its way along the chain
+    /// then finds every line that it is led to still leading to all lines behind it. If a line were taken out of the
+    /// middle and chained again at the tail, a reader that was led to its former position would miss those between.
+    fn free_empty_overflow(&self, home: LineNumber, counters: &Counters) {
+        let is_empty = |line| self.slots(line).all(|at| at.slot.is_empty());
+        loop {
+            let mut links = std::iter::once(home).chain(self.chain(home)).zip(self.chain(home));
+            let unused = if mutant(Mutant::UnlinkMiddleOverflow) {
+                links.find(|&(_, line)| is_empty(line))
+            } else {
+                links.last().filter(|&(_, line)| is_empty(line))
+            };
+            let Some((before, line)) = unused else { return };
+            let (header, next) = (self.header(before), self.header(line).next());
+            self.region.store_release(before.word(), header.with_next(next).0);
+            self.region.store_release(line.word(), Header::FREE.0);
+            self.index.give_overflow_back(line);
+            counters.sub(Counter::OverflowLines, 1);
+        }
     }
 }

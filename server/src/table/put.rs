@@ -9,6 +9,7 @@ use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Sp
 use kv_common::region::bytes_of;
 use kv_common::wire::{IndexHint, Refusal};
 
+use super::growth::WaitForRoom;
 use super::lookup::{At, Room};
 use super::worker::grown;
 use super::{Table, Worker};
@@ -71,10 +72,16 @@ impl Worker {
     ) -> Result<Outcome, Refusal> {
         let payload = self.encode_payload(key, value);
         let mut attempts = 1;
+        let mut room = WaitForRoom::new(self.table.view.hash(key));
         loop {
             let mut left = Left::default();
             let outcome = self.write(key, &payload, expected, &mut left, ack);
             self.clean_up(payload.span, left);
+            if let Err(full @ (Refusal::IndexFull { .. } | Refusal::HomeFull { .. })) = &outcome
+                && room.wait(&self.table, matches!(full, Refusal::HomeFull { .. }), &self.counters)
+            {
+                continue;
+            }
             if !matches!(outcome, Err(Refusal::RegionFull { .. })) || attempts >= BLOCK_ATTEMPTS_MAX {
                 return outcome;
             }
@@ -101,11 +108,11 @@ impl Worker {
     ) -> Result<Outcome, Refusal> {
         let table = &*self.table;
         let hash = table.view.hash(key);
-        let home = table.view.home(hash);
         if payload.span.bytes() > IN_PLACE_BYTES_MAX {
             self.write_draft(payload, left)?;
         }
-        let _held = table.stripes.lock(home);
+        let _held = table.stripes.lock(hash.home());
+        let home = table.index.home(hash);
         let written = match (table.find(key, hash, home), expected) {
             (None, Some(_)) => return Ok(Outcome::NotFound),
             (None, None) => self.insert(hash, home, payload, left, ack)?,
@@ -113,7 +120,7 @@ impl Worker {
                 return Ok(Outcome::VersionMismatch(table.version_of(at.slot.place())));
             }
             (Some(at), _) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
-            (Some(at), _) => self.update_moved(at, hash, payload, left, ack)?,
+            (Some(at), _) => self.update_moved(at, hash, home, payload, left, ack)?,
         };
         Ok(Outcome::Written(written))
     }
@@ -132,7 +139,8 @@ impl Worker {
             Room::Slot(at) => at,
             Room::BehindTail(_) => {
                 let index_segments = self.table.index_segments();
-                let line = self.table.overflow.take(home).ok_or(Refusal::IndexFull { index_segments })?;
+                let line =
+                    self.table.index.take_overflow(home).ok_or(Refusal::IndexFull { index_segments })?;
                 At { line, index: 0, slot: Slot::EMPTY }
             }
         };
@@ -161,17 +169,19 @@ impl Worker {
         &self,
         at: At,
         hash: KeyHash,
+        home: LineNumber,
         payload: &Payload,
         left: &mut Left,
         ack: &mut Ack<'_>,
     ) -> Result<Written, Refusal> {
         let place = self.write_draft(payload, left)?;
+        let twin = self.table.twin(home, at);
         let new = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
         *left = Left { draft: None, retired: Some(at.slot) };
         let written = self.table.written(new);
         ack.before_stores(&written);
         self.count_replaced(at, payload);
-        self.publish_moved(at.slot.place(), new, payload, written.version);
+        self.publish_moved(at.slot.place(), new, twin, payload, written.version);
         self.counters.add(Counter::UpdatesMoved, 1);
         Ok(written)
     }

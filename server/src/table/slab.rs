@@ -4,6 +4,7 @@
 //! start at multiples of its size from the segment's start; a class above 1 MiB gets one block out of a segment.
 //! Segments keep their class for now: a class that was emptied keeps its blocks for later keys of the same size.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kv_common::layout::{
@@ -17,8 +18,9 @@ pub(super) struct Slab {
     region: Words,
     /// By span.
     classes: Box<[Mutex<Class>]>,
-    /// Free segments, the lowest last.
-    pool: Mutex<Vec<u64>>,
+    /// Free segments, ascending. The index takes the lowest, blocks the highest: then lines have dense numbers, and a
+    /// client's cache, a direct-mapped array, can mirror the index.
+    pool: Mutex<VecDeque<u64>>,
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
     /// No segment is free: what is freed is what there is.
@@ -56,7 +58,7 @@ impl Slab {
         Slab {
             region: region.clone(),
             classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
-            pool: Mutex::new(free_segments.rev().collect()),
+            pool: Mutex::new(free_segments.collect()),
             waiting: AtomicU64::new(0),
             is_scarce: AtomicBool::new(false),
         }
@@ -69,7 +71,7 @@ impl Slab {
             return Some(place);
         }
         if class.uncut_start == class.uncut_end {
-            let segment = self.take_segment(span)?;
+            let segment = self.take_segment(SegmentEntry { kind: SegmentKind::Blocks, class: span.0 })?;
             class.segments += 1;
             class.uncut_start = segment * SEGMENT_GRANULES;
             class.uncut_end = class.uncut_start + blocks_per_segment(span) * span.granules();
@@ -125,14 +127,14 @@ impl Slab {
 
     /// Takes a segment out of the pool. The segment table says so before anything of it is used.
     #[cold]
-    fn take_segment(&self, span: Span) -> Option<u64> {
+    pub(super) fn take_segment(&self, entry: SegmentEntry) -> Option<u64> {
         let mut pool = self.pool.lock();
-        let segment = pool.pop()?;
+        let segment = if entry.kind == SegmentKind::Index { pool.pop_front() } else { pool.pop_back() }?;
         self.is_scarce.store(pool.is_empty(), Ordering::Relaxed);
         drop(pool);
-        let entry = SegmentEntry { kind: SegmentKind::Blocks, class: span.0 };
         self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
-        tracing::debug!(segment, block_bytes = span.bytes(), "segment cut into blocks");
+        let (kind, block_bytes) = (entry.kind, Span(entry.class).bytes());
+        tracing::debug!(segment, ?kind, block_bytes, "segment taken");
         Some(segment)
     }
 }

@@ -62,8 +62,8 @@ fn random_seeds_find_nothing_wrong() {
 }
 
 /// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
-/// `KV_SIM_SEEDS` must reach these by chance alone. (A stale directory and another place epoch cannot happen as long as
-/// segments are neither split nor given another kind.)
+/// `KV_SIM_SEEDS` must reach these by chance alone. (Another place epoch cannot happen as long as segments are not given
+/// another kind.)
 fn assert_rare_branches(totals: &Totals) {
     let (stats, fabric) = (&totals.stats, &totals.fabric);
     for (what, found, least) in [
@@ -75,6 +75,12 @@ fn assert_rare_branches(totals: &Totals) {
         ("overflow lines that were read", stats.overflow_reads, 1000),
         ("overflow lines that were given away meanwhile", stats.overflow_reused, 1),
         ("lookups slower than GRACE", stats.slow_lookups, 100),
+        ("misses in lines that were being split", stats.moving_misses, 100),
+        ("stale directories", stats.directory_refreshes, 100),
+        ("splits", totals.grown.splits, 100),
+        ("keys moved by splits", totals.grown.keys_moved, 1000),
+        ("splits under way at the end", totals.grown.splits_at_end, 5),
+        ("keys in both segments at the end", totals.grown.copied_at_end, 5),
         ("READs that came back after the lease", stats.leases_expired, 5),
         ("GETs answered by the server", stats.asked_server, 1000),
         ("GETs behind a write of their client", stats.waited_for_own_write, 1000),

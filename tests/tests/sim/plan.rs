@@ -1,21 +1,30 @@
 //! What a seed determines before it begins: how bad the network is, what befalls the server, who does what to which
 //! keys.
 //!
-//! Three moods, because what brings some dangers about keeps others away:
+//! Four moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
 //! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
 //!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
 //! * a *crowd* has many keys of one home that come and go like a queue, a fast writer and many readers whose READs are
-//!   late.
+//!   late;
+//! * a *boom* has index segments split one after the other, and readers who remember little and often read across a whole
+//!   split.
 
 use std::time::Duration;
 
+use kv_common::limits::GRACE_NS;
 use kv_common::transport::sim::{Flavour, Rng, Weather};
 use kv_tests::oracle::Key;
 
 use crate::keys;
 use crate::player::{PlayerPlan, Role};
 use crate::server::ServerPlan;
+
+/// Segments of a region that is full now and then: the superblock's, the directory's, one of index lines, and about as
+/// many for blocks as there are classes in use.
+const SEGMENTS: usize = 10;
+/// ... and of one whose index grows.
+pub(crate) const SEGMENTS_MAX: usize = 24;
 
 /// Everything about one seed.
 pub(crate) struct Plan {
@@ -39,24 +48,23 @@ enum Mood {
     Storm,
     Duel,
     Crowd,
+    Boom,
 }
 
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
+        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom]);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
             weather: draw_weather(rng, mood),
-            server_plan: ServerPlan {
-                hash_seed,
-                idle_one_in: if is_storm { rng.pick(&[1, 1, 4, 50]) } else { 1 },
-            },
+            server_plan: draw_server(rng, mood, hash_seed),
             preempt_one_in: match mood {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
                 Mood::Duel => rng.pick(&[4, 10]),
                 Mood::Crowd => 0,
+                Mood::Boom => rng.pick(&[0, 100]),
             },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
@@ -65,6 +73,37 @@ impl Plan {
             keys,
             block_bytes: draw_classes(rng, mood),
         }
+    }
+}
+
+fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
+    let calm = ServerPlan {
+        hash_seed,
+        idle_one_in: 1,
+        segments: SEGMENTS,
+        grace_ns: GRACE_NS,
+        split_one_in: 0,
+        grow_one_in: 1,
+        grow_ends_one_in: 1,
+    };
+    match mood {
+        Mood::Duel | Mood::Crowd => calm,
+        Mood::Storm => ServerPlan {
+            idle_one_in: rng.pick(&[1, 1, 4, 50]),
+            segments: rng.pick(&[SEGMENTS, SEGMENTS, SEGMENTS_MAX]),
+            grace_ns: rng.pick(&[GRACE_NS, 100_000]),
+            split_one_in: rng.pick(&[0, 500]),
+            ..calm
+        },
+        Mood::Boom => ServerPlan {
+            segments: SEGMENTS_MAX,
+            // Some thousand steps: READs are quicker as a rule, and some are slower.
+            grace_ns: rng.pick(&[20_000, 60_000, 200_000]),
+            split_one_in: rng.pick(&[10, 100]),
+            grow_one_in: rng.pick(&[1, 4]),
+            grow_ends_one_in: rng.pick(&[1, 4, 20]),
+            ..calm
+        },
     }
 }
 
@@ -89,6 +128,13 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             late_steps_max: 20,
             ..calm
         },
+        Mood::Boom => Weather {
+            switch_one_in: rng.pick(&[1, 4, 16]),
+            quick_percent: rng.pick(&[0, 30, 80]),
+            read_late_steps_max: rng.pick(&[400, 2000]),
+            late_steps_max: rng.pick(&[0, 20]),
+            ..calm
+        },
         Mood::Storm => Weather {
             switch_one_in: rng.pick(&[1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
@@ -109,15 +155,17 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Storm => 3,
             Mood::Duel => 4,
             Mood::Crowd => 8,
+            Mood::Boom => 4,
         };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
         Mood::Duel => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
+        Mood::Boom => rng.pick(&[10, 30, 60]),
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
-    let first_kind = if mood == Mood::Storm { 0 } else { 2 };
+    let first_kind = if matches!(mood, Mood::Storm | Mood::Boom) { 0 } else { 2 };
     let kinds: Vec<(u64, usize)> = names
         .iter()
         .map(|_| (first_kind + rng.below(4 - first_kind), rng.below(clients as u64) as usize))
@@ -129,6 +177,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         Mood::Storm => 200 + rng.below(400),
         Mood::Duel => 600,
         Mood::Crowd => 8000,
+        Mood::Boom => 2000,
     };
     let common = Common {
         operations,
@@ -137,11 +186,13 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Storm => rng.pick(&[40, 200, 400]),
             Mood::Duel => 4,
             Mood::Crowd => 0,
+            Mood::Boom => 40,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
             Mood::Duel => 10,
             Mood::Crowd => 0,
+            Mood::Boom => rng.pick(&[0, 100]),
         },
     };
     let players =
@@ -186,7 +237,7 @@ fn draw_player(
         }),
         index_cache_bytes: match mood {
             // Without places at hand they walk along the chains.
-            Mood::Crowd => rng.pick(&[64, 64, 64, 64 << 20]),
+            Mood::Crowd | Mood::Boom => rng.pick(&[64, 64, 64, 64 << 20]),
             _ => [64, 64 << 20, 512, 64 << 10][(common.first_cache + client) % 4],
         },
         warms_up: mood == Mood::Storm && rng.one_in(8),
@@ -199,6 +250,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
             Mood::Crowd => 90,
+            Mood::Boom => rng.pick(&[0, 40]),
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
@@ -209,11 +261,14 @@ fn draw_player(
             (Mood::Duel, _) => 100,
             (Mood::Crowd, 0) => 0,
             (Mood::Crowd, _) => 100,
+            (Mood::Boom, 0 | 1) => rng.pick(&[30, 60]),
+            (Mood::Boom, _) => 100,
         },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
+            Mood::Boom => rng.pick(&[0, 20]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },
@@ -228,6 +283,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[100, 1000, 10_000]),
             Mood::Duel => rng.pick(&[5000, 50_000]),
             Mood::Crowd => 0,
+            Mood::Boom => rng.pick(&[100, 10_000]),
         },
     }
 }
@@ -241,5 +297,6 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
         Mood::Crowd => vec![64],
+        Mood::Boom => vec![64, 80, 96],
     }
 }

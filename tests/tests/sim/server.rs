@@ -1,14 +1,18 @@
 //! The server as a task: one worker of the real table, over the fabric.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv_common::adversary::set_store_hook;
-use kv_common::region::Words;
+use kv_common::adversary::{set_pause_hook, set_store_hook};
+use kv_common::layout::{
+    Counter, HOME_LINES, LINE_WORDS, SEGMENT_LINES, SEGMENT_WORDS, SegmentKind, superblock,
+};
+use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_common::wire::{Op, Request};
-use kv_server::table::{Table, TableConfig, Worker};
+use kv_server::table::{Table, TableConfig, Worker, walk};
 
 use crate::tasks::{Task, pause};
 
@@ -26,11 +30,18 @@ enum Stores {
     Serving,
 }
 
+/// Stores that nobody looks at, of which one in so many is a step: time goes by, and little of it.
+const DULL_STORES_PER_STEP: u32 = 256;
+/// Segments that splits leave for blocks.
+const FREE_SEGMENTS_MIN: u64 = 5;
+
 /// The region, and which of its pages were stored to.
 pub(crate) struct Memory {
-    pub(crate) words: Words,
+    words: Words,
     touched: Rc<[Cell<bool>]>,
     mode: Rc<Cell<Stores>>,
+    /// Numbers of the home lines where keys may be. A split passes through all others, too.
+    lively: Rc<RefCell<BTreeSet<u64>>>,
 }
 
 impl Memory {
@@ -42,13 +53,30 @@ impl Memory {
             touched: (0..pages).map(|_| Cell::new(false)).collect(),
             words,
             mode: Rc::new(Cell::new(Stores::Quiet)),
+            lively: Rc::default(),
         }
+    }
+
+    /// The region of a table with so many segments.
+    pub(crate) fn region(&self, segments: usize) -> Words {
+        self.words.sub(0, segments * SEGMENT_WORDS)
+    }
+
+    /// Keys have these homes.
+    pub(crate) fn set_homes(&self, homes: impl Iterator<Item = u64>) {
+        self.lively.replace(homes.flat_map(|home| [home, home + 1]).collect());
     }
 
     /// From now on stores of this thread to the region are steps of the fabric.
     pub(crate) fn hook(&self, fabric: &Fabric) {
         let (base, bytes) = (self.words.address_of(0), self.words.len_words() * 8);
         let (touched, mode, fabric) = (Rc::clone(&self.touched), Rc::clone(&self.mode), fabric.clone());
+        let (words, lively) = (self.words.clone(), Rc::clone(&self.lively));
+        let waiting = fabric.clone();
+        set_pause_hook(Some(Rc::new(move || {
+            waiting.step();
+            waiting.pause();
+        })));
         let made = Cell::new(0u32);
         set_store_hook(Some(Rc::new(move |address| {
             let offset = address.wrapping_sub(base);
@@ -57,7 +85,9 @@ impl Memory {
             }
             touched[offset / PAGE_BYTES].set(true);
             made.set(made.get().wrapping_add(1));
-            if mode.get() == Stores::Serving || made.get().is_multiple_of(256) {
+            let is_dull =
+                mode.get() == Stores::Making || is_dull(&words, offset / WORD_BYTES, &lively.borrow());
+            if !is_dull || made.get().is_multiple_of(DULL_STORES_PER_STEP) {
                 fabric.before_store(address);
             }
         })));
@@ -74,6 +104,15 @@ impl Memory {
     }
 }
 
+/// True for words of home lines where no key can be.
+fn is_dull(words: &Words, word: usize, lively: &BTreeSet<u64>) -> bool {
+    let line = (word % SEGMENT_WORDS / LINE_WORDS) as u64;
+    debug_assert!(line < SEGMENT_LINES);
+    words.load(superblock::SEGMENT_TABLE + word / SEGMENT_WORDS) == SegmentKind::Index as u64
+        && line < HOME_LINES
+        && !lively.contains(&line)
+}
+
 /// Called with the key of each write before it is carried out.
 pub(crate) type OnWrite = Rc<dyn Fn(&[u8])>;
 
@@ -83,6 +122,15 @@ pub(crate) struct ServerPlan {
     pub(crate) hash_seed: u64,
     /// Between two requests the worker is idle once in so many.
     pub(crate) idle_one_in: u64,
+    /// Segments of the region.
+    pub(crate) segments: usize,
+    pub(crate) grace_ns: u64,
+    /// Between two requests some index segment wants to be split once in so many, ...
+    pub(crate) split_one_in: u64,
+    /// ... and splits go on once in so many, ...
+    pub(crate) grow_one_in: u64,
+    /// ... by one home or more: each time once in so many it is the last one.
+    pub(crate) grow_ends_one_in: u64,
 }
 
 /// A server: a table and the task that serves it.
@@ -108,6 +156,7 @@ impl Server {
         let config = TableConfig {
             workers: 1,
             expected_keys: Some(1000),
+            grace_ns: plan.grace_ns,
             page_bytes: PAGE_BYTES as u64,
             table_id: rng.next_u64(),
             hash_seed: plan.hash_seed,
@@ -115,16 +164,19 @@ impl Server {
             first_version: 1 + rng.below(1 << 40),
             now_ns: 1,
         };
-        let (words, mode, fabric) = (memory.words.clone(), Rc::clone(&memory.mode), fabric.clone());
+        let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
-        let (mut rng, idle_one_in) = (rng.fork(), plan.idle_one_in);
+        let (mut rng, plan, lively) = (rng.fork(), plan.clone(), Rc::clone(&memory.lively));
         let task = Task::new(move || {
             mode.set(Stores::Making);
-            let made = Table::create(words, &config).expect("the region fits a table");
+            let clock = fabric.clone();
+            let made = Table::create_with_clock(words, &config, Arc::new(move || clock.now_ns()));
+            let made = made.expect("the region fits a table");
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
-            serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, idle_one_in, &*on_write);
+            let grower = Grower { table: made.clone(), lively, plan };
+            serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
     }
@@ -141,12 +193,60 @@ impl Server {
         drop(self.task);
     }
 
-    /// Ends it in peace, with no request left, and checks the table.
-    pub(crate) fn end(mut self) -> Result<(), String> {
+    /// Ends it in peace, with no request left, and checks the table. Splits may be under way. Returns what the table counted.
+    pub(crate) fn end(mut self) -> Result<Grown, String> {
         self.is_draining.set(true);
         while !self.task.run() {}
         let table = self.table.take().expect("it has served");
-        table.check().map(drop).map_err(|error| format!("the table is damaged: {error:?}"))
+        let report = table.check().map_err(|error| format!("the table is damaged: {error:?}"))?;
+        let sum = |counter: Counter| {
+            let page = |page: usize| superblock::GROWTH_COUNTERS + page * superblock::COUNTER_WORDS;
+            let load = |word| table.region().load(word + counter as usize);
+            load(page(0)).wrapping_add(load(page(1)))
+        };
+        Ok(Grown {
+            splits: sum(Counter::Splits),
+            splits_at_end: sum(Counter::SplitsUnderWay),
+            keys_moved: sum(Counter::KeysMoved),
+            inserts_waited: sum(Counter::InsertsWaited),
+            copied_at_end: report.copied_keys,
+        })
+    }
+}
+
+/// What a table counted about its growth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Grown {
+    pub(crate) splits: u64,
+    /// Splits under way when the table was checked, and keys that they had copied and not cleared.
+    pub(crate) splits_at_end: u64,
+    pub(crate) copied_at_end: u64,
+    pub(crate) keys_moved: u64,
+    pub(crate) inserts_waited: u64,
+}
+
+/// Splits index segments, for no reason but chance.
+struct Grower {
+    table: Arc<Table>,
+    lively: Rc<RefCell<BTreeSet<u64>>>,
+    plan: ServerPlan,
+}
+
+impl Grower {
+    fn turn(&self, rng: &mut Rng) {
+        if rng.one_in(self.plan.split_one_in) && self.table.free_segments() > FREE_SEGMENTS_MIN {
+            let view = walk::view_of(self.table.region()).expect("the table is there");
+            self.table.want_split(rng.pick(view.directory()));
+        }
+        if !rng.one_in(self.plan.grow_one_in) {
+            return;
+        }
+        // Others may have their turn before and after any home of which there are keys.
+        let mut goes_on = |home: u64| {
+            let is_lively = self.lively.borrow().range(home..=home + 1).next().is_some();
+            !is_lively || !rng.one_in(self.plan.grow_ends_one_in)
+        };
+        self.table.grow(&mut goes_on);
     }
 }
 
@@ -155,7 +255,7 @@ fn serve(
     mut worker: Worker,
     is_draining: &Cell<bool>,
     rng: &mut Rng,
-    idle_one_in: u64,
+    grower: &Grower,
     on_write: &dyn Fn(&[u8]),
 ) {
     loop {
@@ -172,9 +272,10 @@ fn serve(
         } else if is_draining.get() && !fabric.has_requests() {
             return;
         }
-        if rng.one_in(idle_one_in) {
+        if rng.one_in(grower.plan.idle_one_in) {
             worker.idle();
         }
+        grower.turn(rng);
         pause();
     }
 }

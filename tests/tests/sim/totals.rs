@@ -4,12 +4,16 @@ use kv_client::Stats;
 use kv_common::transport::sim::FabricCounts;
 use kv_tests::oracle::Checked;
 
+use crate::server::Grown;
+
 /// What the clients of one or many seeds counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) stats: Stats,
     pub(crate) fabric: FabricCounts,
     pub(crate) checked: Checked,
+    /// As of the last life of each server.
+    pub(crate) grown: Grown,
     /// Writes of unknown outcome, as the clients were told.
     pub(crate) unknown: u64,
     /// Requests that the server refused: no room.
@@ -39,6 +43,12 @@ impl Totals {
         self.checked.histories += other.checked.histories;
         self.checked.operations += other.checked.operations;
         self.checked.unknown += other.checked.unknown;
+        let (sum, grown) = (&mut self.grown, &other.grown);
+        sum.splits += grown.splits;
+        sum.splits_at_end += grown.splits_at_end;
+        sum.keys_moved += grown.keys_moved;
+        sum.inserts_waited += grown.inserts_waited;
+        sum.copied_at_end += grown.copied_at_end;
         self.unknown += other.unknown;
         self.refused += other.refused;
         self.kills += other.kills;
@@ -65,6 +75,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         overflow_reused,
         overflow_reads,
         slow_lookups,
+        moving_misses,
         directory_refreshes,
         leases_expired,
         place_epochs,
@@ -88,6 +99,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.overflow_reused += overflow_reused;
     into.overflow_reads += overflow_reads;
     into.slow_lookups += slow_lookups;
+    into.moving_misses += moving_misses;
     into.directory_refreshes += directory_refreshes;
     into.leases_expired += leases_expired;
     into.place_epochs += place_epochs;

@@ -6,19 +6,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use kv_client::Broken;
-use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
+use kv_common::adversary::{Mutant, set_mutant, set_pause_hook, set_store_hook};
+use kv_common::hash::KeyHash;
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_tests::oracle::Oracle;
 
-use crate::plan::Plan;
+use crate::plan::{Plan, SEGMENTS_MAX};
 use crate::player::{Player, PlayerPlan, Shared};
 use crate::server::{Memory, OnWrite, Server, ServerPlan};
 use crate::tasks::{self, Task, pause};
 use crate::totals::Totals;
 
-/// Segments of the region: the superblock's, the directory's, one of index lines, and the rest for blocks. There are
-/// about as many classes in use, so that now and then the region is full.
-const SEGMENTS: usize = 10;
 /// No seed takes so many steps.
 const STEPS_MAX: u64 = 100_000_000;
 /// Steps for which one client runs alone, at most.
@@ -38,6 +36,7 @@ pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result
     set_mutant(None);
     set_store_hook(None);
     tasks::leave();
+    set_pause_hook(None);
     memory.clear();
     result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -46,9 +45,9 @@ pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result
     })
 }
 
-/// A region of the size that the world wants.
+/// Memory for the largest region that the world wants.
 pub(crate) fn memory() -> Memory {
-    Memory::new(SEGMENTS)
+    Memory::new(SEGMENTS_MAX)
 }
 
 struct Actor {
@@ -95,10 +94,13 @@ impl<'a> World<'a> {
             keys,
             block_bytes,
         } = Plan::draw(&mut rng);
-        let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
+        let region = memory.region(server_plan.segments);
+        let region_words = region.len_words();
+        memory.set_homes(keys.iter().map(|key| KeyHash::new(server_plan.hash_seed, &key.bytes).home()));
+        let fabric = Fabric::new(region, rng.fork(), weather, pause);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
-            region_words: memory.words.len_words(),
+            region_words,
             oracle: RefCell::new(Oracle::new(keys)),
             totals: RefCell::default(),
             life: Cell::new(0),
@@ -153,10 +155,11 @@ impl<'a> World<'a> {
         }
         self.enter(reader, Player::read_all);
         self.run_actors()?;
-        self.server.take().expect("it is never killed any more").end()?;
+        let grown = self.server.take().expect("it is never killed any more").end()?;
         let checked = self.shared.oracle.borrow().check()?;
         let mut totals = *self.shared.totals.borrow();
         (totals.fabric, totals.checked, totals.kills) = (self.fabric.counts(), checked, self.kills);
+        totals.grown = grown;
         totals.steps = self.fabric.now_step();
         Ok(Report { totals, trace: self.fabric.trace() })
     }

@@ -136,6 +136,11 @@ impl Fabric {
         self.state().advance();
     }
 
+    /// The time, in ns: that of clients that were never stopped.
+    pub fn now_ns(&self) -> u64 {
+        self.state().now_ns
+    }
+
     /// Steps gone by.
     pub fn now_step(&self) -> u64 {
         self.state().step
