@@ -55,6 +55,7 @@ impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
         let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom]);
+        let mood = if std::env::var("KV_SIM_BOOM").is_ok() { Mood::Boom } else { mood };
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
@@ -92,16 +93,16 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
             idle_one_in: rng.pick(&[1, 1, 4, 50]),
             segments: rng.pick(&[SEGMENTS, SEGMENTS, SEGMENTS_MAX]),
             grace_ns: rng.pick(&[GRACE_NS, 100_000]),
-            split_one_in: rng.pick(&[0, 500]),
+            split_one_in: rng.pick(&[0, 2000]),
             ..calm
         },
         Mood::Boom => ServerPlan {
             segments: SEGMENTS_MAX,
             // Some thousand steps: READs are quicker as a rule, and some are slower.
-            grace_ns: rng.pick(&[20_000, 60_000, 200_000]),
-            split_one_in: rng.pick(&[10, 100]),
-            grow_one_in: rng.pick(&[1, 4]),
-            grow_ends_one_in: rng.pick(&[1, 4, 20]),
+            grace_ns: rng.pick(&[10_000, 60_000, 400_000]),
+            split_one_in: rng.pick(&[100, 500]),
+            grow_one_in: rng.pick(&[1, 1, 20, 100]),
+            grow_ends_one_in: rng.pick(&[1, 1, 20]),
             ..calm
         },
     }
@@ -115,6 +116,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         quick_percent: 90,
         ambush_percent: 20,
         read_late_steps_max: 400,
+        read_gap_steps_max: 2000,
         late_steps_max: 0,
         burst_one_in: 0,
     };
@@ -131,7 +133,8 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         Mood::Boom => Weather {
             switch_one_in: rng.pick(&[1, 4, 16]),
             quick_percent: rng.pick(&[0, 30, 80]),
-            read_late_steps_max: rng.pick(&[400, 2000]),
+            read_late_steps_max: rng.pick(&[30, 400]),
+            read_gap_steps_max: rng.pick(&[2000, 10_000]),
             late_steps_max: rng.pick(&[0, 20]),
             ..calm
         },
@@ -142,6 +145,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             quick_percent: rng.pick(&[0, 0, 50, 95]),
             ambush_percent: rng.pick(&[0, 5, 20]),
             read_late_steps_max: 400,
+            read_gap_steps_max: 2000,
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
         },
@@ -161,7 +165,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         Mood::Storm => rng.pick(&[4, 10, 30]),
         Mood::Duel => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
-        Mood::Boom => rng.pick(&[10, 30, 60]),
+        Mood::Boom => rng.pick(&[30, 60, 120]),
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
@@ -186,7 +190,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Storm => rng.pick(&[40, 200, 400]),
             Mood::Duel => 4,
             Mood::Crowd => 0,
-            Mood::Boom => 40,
+            Mood::Boom => 200,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),

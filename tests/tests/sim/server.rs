@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kv_common::adversary::{set_pause_hook, set_store_hook};
+use kv_common::hash::KeyHash;
 use kv_common::layout::{
     Counter, HOME_LINES, LINE_WORDS, SEGMENT_LINES, SEGMENT_WORDS, SegmentKind, superblock,
 };
@@ -40,8 +41,15 @@ pub(crate) struct Memory {
     words: Words,
     touched: Rc<[Cell<bool>]>,
     mode: Rc<Cell<Stores>>,
-    /// Numbers of the home lines where keys may be. A split passes through all others, too.
-    lively: Rc<RefCell<BTreeSet<u64>>>,
+    keys: Rc<RefCell<Keys>>,
+}
+
+/// Where keys may be.
+#[derive(Default)]
+struct Keys {
+    hashes: Vec<KeyHash>,
+    /// Numbers of their home lines and the next ones. A split passes through all others, too.
+    lines: BTreeSet<u64>,
 }
 
 impl Memory {
@@ -53,7 +61,7 @@ impl Memory {
             touched: (0..pages).map(|_| Cell::new(false)).collect(),
             words,
             mode: Rc::new(Cell::new(Stores::Quiet)),
-            lively: Rc::default(),
+            keys: Rc::default(),
         }
     }
 
@@ -62,16 +70,17 @@ impl Memory {
         self.words.sub(0, segments * SEGMENT_WORDS)
     }
 
-    /// Keys have these homes.
-    pub(crate) fn set_homes(&self, homes: impl Iterator<Item = u64>) {
-        self.lively.replace(homes.flat_map(|home| [home, home + 1]).collect());
+    /// Keys have these hashes.
+    pub(crate) fn set_keys(&self, hashes: Vec<KeyHash>) {
+        let lines = hashes.iter().flat_map(|hash| [hash.home(), hash.home() + 1]).collect();
+        self.keys.replace(Keys { hashes, lines });
     }
 
     /// From now on stores of this thread to the region are steps of the fabric.
     pub(crate) fn hook(&self, fabric: &Fabric) {
         let (base, bytes) = (self.words.address_of(0), self.words.len_words() * 8);
         let (touched, mode, fabric) = (Rc::clone(&self.touched), Rc::clone(&self.mode), fabric.clone());
-        let (words, lively) = (self.words.clone(), Rc::clone(&self.lively));
+        let (words, keys) = (self.words.clone(), Rc::clone(&self.keys));
         let waiting = fabric.clone();
         set_pause_hook(Some(Rc::new(move || {
             waiting.step();
@@ -86,7 +95,7 @@ impl Memory {
             touched[offset / PAGE_BYTES].set(true);
             made.set(made.get().wrapping_add(1));
             let is_dull =
-                mode.get() == Stores::Making || is_dull(&words, offset / WORD_BYTES, &lively.borrow());
+                mode.get() == Stores::Making || is_dull(&words, offset / WORD_BYTES, &keys.borrow().lines);
             if !is_dull || made.get().is_multiple_of(DULL_STORES_PER_STEP) {
                 fabric.before_store(address);
             }
@@ -105,12 +114,12 @@ impl Memory {
 }
 
 /// True for words of home lines where no key can be.
-fn is_dull(words: &Words, word: usize, lively: &BTreeSet<u64>) -> bool {
+fn is_dull(words: &Words, word: usize, lines: &BTreeSet<u64>) -> bool {
     let line = (word % SEGMENT_WORDS / LINE_WORDS) as u64;
     debug_assert!(line < SEGMENT_LINES);
     words.load(superblock::SEGMENT_TABLE + word / SEGMENT_WORDS) == SegmentKind::Index as u64
         && line < HOME_LINES
-        && !lively.contains(&line)
+        && !lines.contains(&line)
 }
 
 /// Called with the key of each write before it is carried out.
@@ -166,7 +175,7 @@ impl Server {
         };
         let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
-        let (mut rng, plan, lively) = (rng.fork(), plan.clone(), Rc::clone(&memory.lively));
+        let (mut rng, plan, keys) = (rng.fork(), plan.clone(), Rc::clone(&memory.keys));
         let task = Task::new(move || {
             mode.set(Stores::Making);
             let clock = fabric.clone();
@@ -175,7 +184,7 @@ impl Server {
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
-            let grower = Grower { table: made.clone(), lively, plan };
+            let grower = Grower { table: made.clone(), keys, plan };
             serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
@@ -228,7 +237,7 @@ pub(crate) struct Grown {
 /// Splits index segments, for no reason but chance.
 struct Grower {
     table: Arc<Table>,
-    lively: Rc<RefCell<BTreeSet<u64>>>,
+    keys: Rc<RefCell<Keys>>,
     plan: ServerPlan,
 }
 
@@ -236,14 +245,15 @@ impl Grower {
     fn turn(&self, rng: &mut Rng) {
         if rng.one_in(self.plan.split_one_in) && self.table.free_segments() > FREE_SEGMENTS_MIN {
             let view = walk::view_of(self.table.region()).expect("the table is there");
-            self.table.want_split(rng.pick(view.directory()));
+            let hash = rng.pick(&self.keys.borrow().hashes);
+            self.table.want_split(view.home(hash).segment());
         }
         if !rng.one_in(self.plan.grow_one_in) {
             return;
         }
         // Others may have their turn before and after any home of which there are keys.
         let mut goes_on = |home: u64| {
-            let is_lively = self.lively.borrow().range(home..=home + 1).next().is_some();
+            let is_lively = self.keys.borrow().lines.range(home..=home + 1).next().is_some();
             !is_lively || !rng.one_in(self.plan.grow_ends_one_in)
         };
         self.table.grow(&mut goes_on);

@@ -9,7 +9,7 @@ use kv_client::Broken;
 use kv_common::adversary::{Mutant, set_mutant, set_pause_hook, set_store_hook};
 use kv_common::hash::KeyHash;
 use kv_common::transport::sim::{Fabric, Rng};
-use kv_tests::oracle::Oracle;
+use kv_tests::oracle::{Key, Oracle};
 
 use crate::plan::{Plan, SEGMENTS_MAX};
 use crate::player::{Player, PlayerPlan, Shared};
@@ -96,7 +96,8 @@ impl<'a> World<'a> {
         } = Plan::draw(&mut rng);
         let region = memory.region(server_plan.segments);
         let region_words = region.len_words();
-        memory.set_homes(keys.iter().map(|key| KeyHash::new(server_plan.hash_seed, &key.bytes).home()));
+        let hash = |key: &Key| KeyHash::new(server_plan.hash_seed, &key.bytes);
+        memory.set_keys(keys.iter().map(hash).collect());
         let fabric = Fabric::new(region, rng.fork(), weather, pause);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),

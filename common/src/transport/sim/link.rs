@@ -335,8 +335,8 @@ impl Transport for SimTransport {
                 "READs beyond what the connection may have in flight"
             );
             let quick_percent = if cx.is_still || !link.is_patient { 100 } else { cx.weather.quick_percent };
-            let late_steps_max = cx.weather.read_late_steps_max;
-            let mut read = Read::new(rng, quick_percent, late_steps_max, token, at_word, buffer, cx.step);
+            let is_quick = rng.below(100) < quick_percent;
+            let mut read = Read::new(rng, &cx.weather, is_quick, token, at_word, buffer, cx.step);
             if rng.below(100) < cx.ambush_percent(link.is_patient) {
                 read.wait_for_stores(rng, cx.step);
             }

@@ -38,6 +38,8 @@ pub struct Weather {
     pub quick_percent: u64,
     /// Steps until the first word of another READ is fetched, at most.
     pub read_late_steps_max: u64,
+    /// Steps between two words of another READ, at most.
+    pub read_gap_steps_max: u64,
     /// Steps that a message or a completion is late, at most.
     pub late_steps_max: u64,
     /// Once in so many completions the next ones are held back, to come in a burst.

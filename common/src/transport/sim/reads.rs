@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::Weather;
 use super::rng::Rng;
 use crate::region::Words;
 
@@ -84,22 +85,26 @@ impl Read {
     /// Draws the course of a READ that is posted at `step`.
     pub(super) fn new(
         rng: &mut Rng,
-        quick_percent: u64,
-        late_steps_max: u64,
+        weather: &Weather,
+        is_quick: bool,
         token: u64,
         at_word: usize,
         buffer: Vec<u64>,
         step: u64,
     ) -> Read {
         let len = buffer.len();
-        let is_quick = rng.below(100) < quick_percent;
         let order = if is_quick { Order::Ascending } else { draw_order(rng, len) };
         let is_whole = is_quick || rng.one_in(5);
         let burst = if is_whole { len } else { (1 + rng.below(4) as usize).max(len / 128) };
         let gap_steps = if rng.one_in(2) { 1 } else { 1 + rng.below(8) };
-        let long_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 20, 200, 200, 2000]) };
+        let long_steps =
+            if is_quick { 0 } else { rng.pick(&[0, 0, 20, 200, 200, weather.read_gap_steps_max]) };
         let long_gap = (1 + rng.below(len as u64) as usize, rng.below(long_steps + 1));
-        let late_steps = if is_quick { 0 } else { rng.pick(&[0, 0, 2, 30, late_steps_max, late_steps_max]) };
+        let late_steps = if is_quick {
+            0
+        } else {
+            rng.pick(&[0, 0, 2, 30, weather.read_late_steps_max, weather.read_late_steps_max])
+        };
         let due_step = step + rng.below(late_steps + 1);
         let retransmissions = if !is_quick && rng.one_in(8) { 1 + rng.below(2) as u32 } else { 0 };
         Read {
