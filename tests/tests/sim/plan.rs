@@ -78,6 +78,7 @@ impl Plan {
 }
 
 fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
+    let (grow_one_in, grow_ends_one_in) = rng.pick(&[(1, 20), (1, 20), (1, 1), (30, 1), (100, 1)]);
     let calm = ServerPlan {
         hash_seed,
         idle_one_in: 1,
@@ -101,8 +102,9 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
             // Some thousand steps: READs are quicker as a rule, and some are slower.
             grace_ns: rng.pick(&[10_000, 60_000, 400_000]),
             split_one_in: rng.pick(&[100, 500]),
-            grow_one_in: rng.pick(&[1, 1, 20, 100]),
-            grow_ends_one_in: rng.pick(&[1, 1, 20]),
+            // At one go, or with pauses that are longer than READs.
+            grow_one_in,
+            grow_ends_one_in,
             ..calm
         },
     }
@@ -254,7 +256,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
             Mood::Crowd => 90,
-            Mood::Boom => rng.pick(&[0, 40]),
+            Mood::Boom => rng.pick(&[0, 90]),
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
@@ -272,7 +274,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
-            Mood::Boom => rng.pick(&[0, 20]),
+            Mood::Boom => rng.pick(&[0, 40, 80]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },

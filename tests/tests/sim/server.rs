@@ -13,7 +13,7 @@ use kv_common::layout::{
 use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_common::wire::{Op, Request};
-use kv_server::table::{Table, TableConfig, Worker, walk};
+use kv_server::table::{Growing, Table, TableConfig, Worker, walk};
 
 use crate::tasks::{Task, pause};
 
@@ -47,7 +47,7 @@ pub(crate) struct Memory {
 /// Where keys may be.
 #[derive(Default)]
 struct Keys {
-    hashes: Vec<KeyHash>,
+    all: Vec<(Vec<u8>, KeyHash)>,
     /// Numbers of their home lines and the next ones. A split passes through all others, too.
     lines: BTreeSet<u64>,
 }
@@ -70,10 +70,10 @@ impl Memory {
         self.words.sub(0, segments * SEGMENT_WORDS)
     }
 
-    /// Keys have these hashes.
-    pub(crate) fn set_keys(&self, hashes: Vec<KeyHash>) {
-        let lines = hashes.iter().flat_map(|hash| [hash.home(), hash.home() + 1]).collect();
-        self.keys.replace(Keys { hashes, lines });
+    /// There are these keys.
+    pub(crate) fn set_keys(&self, all: Vec<(Vec<u8>, KeyHash)>) {
+        let lines = all.iter().flat_map(|(_, hash)| [hash.home(), hash.home() + 1]).collect();
+        self.keys.replace(Keys { all, lines });
     }
 
     /// From now on stores of this thread to the region are steps of the fabric.
@@ -122,7 +122,7 @@ fn is_dull(words: &Words, word: usize, lines: &BTreeSet<u64>) -> bool {
         && !lines.contains(&line)
 }
 
-/// Called with the key of each write before it is carried out.
+/// Called with the key of each write before it is carried out, and with one whose segment is being split.
 pub(crate) type OnWrite = Rc<dyn Fn(&[u8])>;
 
 /// How a server behaves.
@@ -184,7 +184,7 @@ impl Server {
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
-            let grower = Grower { table: made.clone(), keys, plan };
+            let grower = Grower { table: made.clone(), keys, plan, at_stake: RefCell::default() };
             serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
@@ -239,14 +239,19 @@ struct Grower {
     table: Arc<Table>,
     keys: Rc<RefCell<Keys>>,
     plan: ServerPlan,
+    /// A key whose segment is being split.
+    at_stake: RefCell<Vec<u8>>,
 }
 
 impl Grower {
-    fn turn(&self, rng: &mut Rng) {
+    fn turn(&self, rng: &mut Rng, on_write: &dyn Fn(&[u8])) {
         if rng.one_in(self.plan.split_one_in) && self.table.free_segments() > FREE_SEGMENTS_MIN {
             let view = walk::view_of(self.table.region()).expect("the table is there");
-            let hash = rng.pick(&self.keys.borrow().hashes);
-            self.table.want_split(view.home(hash).segment());
+            let keys = self.keys.borrow();
+            let (key, hash) = &keys.all[rng.below(keys.all.len() as u64) as usize];
+            if self.table.want_split(view.home(*hash).segment()) {
+                self.at_stake.replace(key.clone());
+            }
         }
         if !rng.one_in(self.plan.grow_one_in) {
             return;
@@ -256,7 +261,9 @@ impl Grower {
             let is_lively = self.keys.borrow().lines.range(home..=home + 1).next().is_some();
             !is_lively || !rng.one_in(self.plan.grow_ends_one_in)
         };
-        self.table.grow(&mut goes_on);
+        if self.table.grow(&mut goes_on) == Growing::Busy {
+            on_write(&self.at_stake.borrow());
+        }
     }
 }
 
@@ -285,7 +292,7 @@ fn serve(
         if rng.one_in(grower.plan.idle_one_in) {
             worker.idle();
         }
-        grower.turn(rng);
+        grower.turn(rng, on_write);
         pause();
     }
 }

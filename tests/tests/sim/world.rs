@@ -96,8 +96,8 @@ impl<'a> World<'a> {
         } = Plan::draw(&mut rng);
         let region = memory.region(server_plan.segments);
         let region_words = region.len_words();
-        let hash = |key: &Key| KeyHash::new(server_plan.hash_seed, &key.bytes);
-        memory.set_keys(keys.iter().map(hash).collect());
+        let hashed = |key: &Key| (key.bytes.clone(), KeyHash::new(server_plan.hash_seed, &key.bytes));
+        memory.set_keys(keys.iter().map(hashed).collect());
         let fabric = Fabric::new(region, rng.fork(), weather, pause);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
