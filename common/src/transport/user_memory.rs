@@ -195,6 +195,14 @@ impl ReadBuffer {
         }
     }
 
+    /// The words, as private ones.
+    pub fn into_words(self) -> Vec<u64> {
+        match self {
+            ReadBuffer::Private(words) => words,
+            ReadBuffer::User { memory, len_words } => memory.words()[..len_words].to_vec(),
+        }
+    }
+
     /// Puts private words in the place of the user's memory, which is given back.
     pub fn take_user(&mut self) -> Option<Box<UserMemory>> {
         let ReadBuffer::User { len_words, .. } = *self else { return None };

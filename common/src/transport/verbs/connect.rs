@@ -214,7 +214,9 @@ fn probe_read(
     let until_ns = transport.now_ns() + PROBE_TIMEOUT.as_nanos() as u64;
     while transport.now_ns() < until_ns {
         match transport.poll() {
-            Ok(Some(Event::Read { buffer, result, .. })) => return result.map(|()| buffer.to_vec()).map_err(failed),
+            Ok(Some(Event::Read { buffer, result, .. })) => {
+                return result.map(|()| buffer.into_words()).map_err(failed);
+            }
             Ok(Some(Event::Message(_))) => {
                 return Err(failed(Broken::Protocol { what: "it sent a reply before a request".into() }));
             }
