@@ -16,6 +16,8 @@ mod full;
 #[path = "../flow/reads.rs"]
 #[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod reads;
+#[path = "../flow/registered.rs"]
+mod registered;
 #[path = "../flow/shared.rs"]
 mod shared;
 #[path = "../flow/sizes.rs"]
@@ -43,6 +45,8 @@ macro_rules! over_quiet_transports {
 
 #[path = "../process/crowd.rs"]
 mod crowd;
+#[path = "../process/forked.rs"]
+mod forked;
 #[path = "../process/killed_client.rs"]
 mod killed_client;
 #[path = "../process/killed_server.rs"]
