@@ -136,6 +136,13 @@ impl Site {
         Site { dir: tempfile::tempdir().unwrap(), listen: own_address(), transport }
     }
 
+    /// A server that clients of other hosts reach, too, by this address of this one.
+    pub(crate) fn of_all_hosts(address: &str) -> Site {
+        let mut site = Site::over(Transport::Verbs);
+        site.listen.host = address.to_owned();
+        site
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("kv.sock")
     }

@@ -8,9 +8,8 @@ use kv_common::hello::{Answer, Hello, Wanted};
 use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::tcp::socket::connect;
 
-use super::device;
 use crate::live::server::{Site, Transport};
-use crate::live::{PATIENCE, deadline, not_run, procfs, try_wait_for, value_of, wait_for};
+use crate::live::{PATIENCE, deadline, device, not_run, procfs, try_wait_for, value_of, wait_for};
 
 /// A peer that said hello; it has the server's half.
 fn invited(address: &Address) -> (TcpStream, Vec<u8>) {
