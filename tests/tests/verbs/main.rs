@@ -11,10 +11,8 @@ mod basics;
 #[path = "../flow/batches.rs"]
 mod batches;
 #[path = "../flow/full.rs"]
-#[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod full;
 #[path = "../flow/reads.rs"]
-#[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod reads;
 #[path = "../flow/shared.rs"]
 mod shared;
@@ -49,5 +47,5 @@ mod killed_client;
 mod killed_server;
 
 mod process {
-    scenarios!(@short crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+    scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
 }

@@ -76,7 +76,8 @@ fn cut(hand: &mut Hand) -> (Instant, Instant) {
     let here = link.cut_for(LONG);
     let there = hand.healed(there);
     let ended = Instant::now();
-    assert!(here.dropped > 0 && there.dropped > 0, "{here:?} {there:?}");
+    // What never arrives is not answered: there may be nothing to lose there.
+    assert!(here.dropped > 0, "{here:?} {there:?}");
     println!("cut here {here:?}, there {there:?}");
     (began, ended)
 }

@@ -72,10 +72,10 @@ impl<'a> Player<'a> {
         while !self.world.is_over() {
             match self.random.below(20) {
                 0 => self.multi_get(),
-                1 => self.many_at_once(),
-                2 => self.delete(),
-                3..6 => self.compare_and_set(),
-                6..10 => self.put(),
+                1..4 => self.many_at_once(),
+                4 => self.delete(),
+                5..8 => self.compare_and_set(),
+                8..11 => self.put(),
                 _ => self.get(),
             }
             if self.is_lost.is_some() {
