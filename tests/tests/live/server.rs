@@ -37,6 +37,15 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Verbs => "verbs",
+        }
+    }
+
     /// What a client's connection breaks with when its server has ended.
     pub(crate) fn broken(self) -> Broken {
         match self {

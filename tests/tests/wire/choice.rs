@@ -1,11 +1,9 @@
 //! Which transport a client on another machine takes, and why.
 
-use std::process::Command;
-
 use kv_client::Client;
 
 use super::hand::on_two_machines;
-use crate::live::programs;
+use crate::live::programs::bench_report;
 
 #[test]
 #[ignore = "needs two machines with RDMA devices"]
@@ -20,15 +18,7 @@ fn the_choice_between_two_machines_is_rdma_and_says_why() {
         assert_eq!(client.get(b"key").unwrap().unwrap().bytes, b"value");
 
         let bench = |arguments: &[&str]| {
-            let size = ["--recordcount", "200", "--value-size", "100", "--json", "-"];
-            let output = Command::new(programs::kv_bench())
-                .args(arguments)
-                .args(size)
-                .env("KV_URL", &url)
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+            bench_report(&url, &[arguments, &["--recordcount", "200", "--value-size", "100"]].concat())
         };
         bench(&["load"]);
         let report = bench(&["run", "--workload", "a", "--operationcount", "500", "--verify"]);
