@@ -8,13 +8,15 @@ use kv_client::{Error, Outcome, Ticket};
 use crate::live::server::{Site, Transport};
 use crate::live::wait_for;
 
-/// Short, because tests wait for it; long enough for a READ by an emulated device.
-const TIMEOUT: Duration = Duration::from_millis(1000);
+/// Short, because the test waits for it; nothing depends on how short. By an emulated device it takes a while to connect.
+fn timeout(transport: Transport) -> Duration {
+    Duration::from_millis(if transport == Transport::Verbs { 4000 } else { 300 })
+}
 
 fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: Transport) {
     let site = Site::over(transport);
     let server = site.serve();
-    let mut client = site.connect(TIMEOUT);
+    let mut client = site.connect(timeout(transport));
     client.put(b"old", b"value").unwrap();
     server.freeze();
     let mut tickets: HashMap<Ticket, u64> =
