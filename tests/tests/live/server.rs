@@ -37,6 +37,15 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Verbs => "verbs",
+        }
+    }
+
     /// What a client's connection breaks with when its server has ended.
     pub(crate) fn broken(self) -> Broken {
         match self {
@@ -49,6 +58,11 @@ impl Transport {
 /// A server that runs, wherever. It ends when this is dropped.
 pub(crate) struct Live {
     pub(crate) url: String,
+    /// The quickest way to write to it.
+    setup_url: String,
+    /// Tests of a whole table look at one key in so many: at all, but by RDMA, where the device may be an emulated
+    /// machine's and each look takes some hundred microseconds.
+    pub(crate) one_in: usize,
     /// Locked by nobody: threads share this struct for its URL.
     _server: Mutex<Box<dyn Send>>,
 }
@@ -64,6 +78,21 @@ impl Live {
     pub(crate) fn connect_with(&self, options: &Options) -> Client {
         // A loaded machine may keep an answer for longer than a user would want to wait.
         Client::connect_with(&self.url, &Options { timeout: super::PATIENCE, ..options.clone() }).unwrap()
+    }
+
+    /// A client for what a test needs and is not about: over the same transport, but shared memory in place of RDMA.
+    pub(crate) fn connect_for_setup(&self) -> Client {
+        let options = Options { timeout: super::PATIENCE, ..Options::default() };
+        Client::connect_with(&self.setup_url, &options).unwrap()
+    }
+
+    /// What runs somewhere, and ends when it is dropped.
+    fn new(site: Site, server: impl Send + 'static) -> Live {
+        let (setup_url, one_in) = match site.transport {
+            Transport::Verbs => (site.url_over(Transport::Shm), 8),
+            transport => (site.url_over(transport), 1),
+        };
+        Live { url: site.url(), setup_url, one_in, _server: Mutex::new(Box::new((server, site))) }
     }
 }
 
@@ -87,7 +116,7 @@ fn in_process(needs: Needs, site: Site) -> Live {
         expected_keys: Some(needs.expected_keys),
         ..Config::default()
     });
-    Live { url: site.url(), _server: Mutex::new(Box::new((running.unwrap(), site))) }
+    Live::new(site, running.unwrap())
 }
 
 /// A `kv-server` process, reached through shared memory.
@@ -107,7 +136,7 @@ pub(crate) fn tcp_process(needs: Needs) -> Live {
 
 fn process(needs: Needs, site: Site) -> Live {
     let server = site.serve_with(needs, &[]);
-    Live { url: site.url(), _server: Mutex::new(Box::new((server, site))) }
+    Live::new(site, server)
 }
 
 /// A directory and an address of its own for a server.
@@ -136,12 +165,23 @@ impl Site {
         Site { dir: tempfile::tempdir().unwrap(), listen: own_address(), transport }
     }
 
+    /// A server that clients of other hosts reach, too, by this address of this one.
+    pub(crate) fn of_all_hosts(address: &str) -> Site {
+        let mut site = Site::over(Transport::Verbs);
+        site.listen.host = address.to_owned();
+        site
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("kv.sock")
     }
 
     pub(crate) fn url(&self) -> String {
-        match self.transport {
+        self.url_over(self.transport)
+    }
+
+    fn url_over(&self, transport: Transport) -> String {
+        match transport {
             Transport::Shm => format!("kv+shm://{}", self.socket().display()),
             Transport::Tcp => format!("kv+tcp://{}", self.listen),
             Transport::Verbs => format!("kv+rdma://{}", self.listen),

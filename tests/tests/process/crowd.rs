@@ -111,8 +111,10 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     let cpu_used = thread_cpu_time() - cpu_before;
     let after = procfs::threads(server.pid());
     assert!(matches!(result, Err(Error::OutcomeUnknown { .. })), "{result:?}");
-    // It looks for an answer for less than a millisecond, then it sleeps.
-    assert!(cpu_used < WINDOW / 10, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
+    // It looks for an answer for less than a millisecond, then it sleeps. What does not sleep takes the whole window; an
+    // emulated processor's time is its host's, too, which may have other things to do.
+    let some = if transport == Transport::Verbs { WINDOW / 3 } else { WINDOW / 20 };
+    assert!(cpu_used < 2 * some, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
 
     let run: HashMap<&str, Duration> = before
         .iter()
@@ -124,7 +126,7 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     assert!(workers.iter().all(|(_, run)| run.is_zero()), "{run:?}");
     // The accept thread sets the clock 50 times a second.
     let total: Duration = run.values().sum();
-    assert!(total < WINDOW / 20, "{total:?} in {WINDOW:?}: {run:?}");
+    assert!(total < some, "{total:?} in {WINDOW:?}: {run:?}");
     for client in &mut clients {
         client.ping().unwrap();
     }

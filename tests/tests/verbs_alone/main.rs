@@ -3,7 +3,6 @@
 #[path = "../live/mod.rs"]
 mod live;
 
-mod device;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
