@@ -36,7 +36,8 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         Endpoint::Best { address } => choose::connect(address, deadline),
         #[cfg(feature = "verbs")]
         Endpoint::Rdma { address, options } => {
-            rdma::connect(address, options, deadline).map(|done| (done, named("RDMA")))
+            let connected = rdma::connect(address, options, deadline);
+            connected.map(|(done, how)| (done, format!("{}; {how}", named("RDMA"))))
         }
         #[cfg(not(feature = "verbs"))]
         Endpoint::Rdma { .. } => return Err(Error::WithoutRdma { endpoint: endpoint.to_string() }),

@@ -4,12 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use kv_common::verbs::cm::{
-    CmError, CmOptions, Connected, ConnectionEvent, Finish, Incoming, Listener, Resolved,
-};
+use kv_common::verbs::cm::{CmError, CmOptions, Connected, Heard, Incoming, Listener, Resolved};
 use kv_common::verbs::{
-    Completed, Context, Local, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable, RemoteRights,
-    Reset, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
+    Completed, Context, Init, Local, Mtu, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable, RemoteRights,
+    RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,6 +18,7 @@ fn options(rights: RemoteRights, private_data: &[u8]) -> CmOptions<'_> {
         rights,
         reads_started_max: 16,
         reads_served_max: 8,
+        mtu_max: Mtu::B4096,
         retry: RetryPolicy::default(),
         private_data,
     }
@@ -37,21 +36,32 @@ fn listen(side: &Side) -> Listener {
     listener
 }
 
-fn next(listener: &Listener) -> Incoming {
+fn hear(listener: &Listener) -> Heard {
     loop {
-        if let Some(incoming) = listener.next().unwrap() {
-            return incoming;
+        if let Some(heard) = listener.next().unwrap() {
+            return heard;
         }
         wait(listener.fd());
     }
 }
 
+fn next(listener: &Listener) -> Incoming {
+    match hear(listener) {
+        Heard::Request(incoming) => incoming,
+        Heard::Established(token) | Heard::Disconnected(token) | Heard::Failed(token, _) => {
+            panic!("news of {token} instead of a request")
+        }
+    }
+}
+
 /// The asking side: a device of its own, as in another process.
-fn asking(address: SocketAddr) -> (Resolved, Side, QueuePair<Rc, Reset>) {
-    let resolved = Resolved::resolve(address, PATIENCE).unwrap();
+fn asking(address: SocketAddr) -> (Resolved, Side, QueuePair<Rc, Init>) {
+    let source = SocketAddr::new(address.ip(), 0);
+    let resolved = Resolved::resolve(address, Some(source), PATIENCE).unwrap();
     assert_eq!(resolved.port(), 1);
     let side = side_of(Context::open(Some(resolved.device())).unwrap());
     let pair = QueuePair::create(&side.options()).unwrap();
+    let pair = resolved.initialize(pair, RemoteRights::None).unwrap();
     (resolved, side, pair)
 }
 
@@ -85,24 +95,20 @@ fn a_connection_carries_reads_and_sends_and_ends() {
             pair.post_send(&mut batch).unwrap();
             assert_eq!(take(&a.queue, 2), [(1, Ok(Completed::Read)), (2, Ok(Completed::Send))]);
             assert_eq!(sink.words().read_only().load(0), 0x77);
-            connection.disconnect().unwrap();
+            drop(connection);
         });
         let incoming = next(&listener);
         assert_eq!(&incoming.private_data()[..3], b"ask");
         assert_eq!(incoming.device(), Some((b.context.device().name.clone(), 1)));
         let pair =
             QueuePair::create(&QueuePairOptions { shared_receive: Some(&shared), ..b.options() }).unwrap();
-        let mut accepting = incoming.accept(pair, &options(RemoteRights::Read, b"answer")).unwrap();
-        let (pair, connection) = loop {
-            match accepting.try_finish().unwrap() {
-                Finish::Done(pair, connection) => break (pair, connection),
-                Finish::Pending(pending) => accepting = pending,
-            }
-            wait(accepting.fd());
-        };
+        let pair = incoming.initialize(pair, RemoteRights::Read).unwrap();
+        let (pair, connection) =
+            incoming.accept(pair, &options(RemoteRights::Read, b"answer"), 77).unwrap();
+        assert!(matches!(hear(&listener), Heard::Established(77)));
+        assert_eq!((connection.reads_started_max(), connection.reads_served_max()), (8, 8));
         assert_eq!(take_one(&b.queue), (5, Ok(Completed::Receive { len_bytes: 16, immediate: None })));
-        wait(connection.fd());
-        assert_eq!(connection.next_event().unwrap(), Some(ConnectionEvent::Disconnected));
+        assert!(matches!(hear(&listener), Heard::Disconnected(77)));
         pair.into_error().unwrap();
     });
 }
@@ -132,6 +138,36 @@ fn a_request_can_be_rejected_with_a_reason() {
         });
         drop(next(&listener));
     });
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_peer_that_gives_up_is_heard_of() {
+    let Some(b) = side("a_peer_that_gives_up_is_heard_of") else { return };
+    let listener = listen(&b);
+    let (resolved, a, pair) = asking(listener.address());
+    let error = resolved.connect(pair, &options(RemoteRights::None, &[]), Duration::ZERO).err().unwrap();
+    assert!(matches!(error, CmError::Timeout { .. }), "{error}");
+    let incoming = next(&listener);
+    let pair = QueuePair::create(&b.options()).unwrap();
+    let pair = incoming.initialize(pair, RemoteRights::Read).unwrap();
+    // Its system has told this one, or will when it gets the answer.
+    if let Ok((_pair, _connection)) = incoming.accept(pair, &options(RemoteRights::Read, &[]), 5) {
+        assert!(matches!(hear(&listener), Heard::Failed(5, _)));
+    }
+    drop(a);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn an_address_of_no_rdma_device_is_named() {
+    let Some(_b) = side("an_address_of_no_rdma_device_is_named") else { return };
+    let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let error = Listener::listen(loopback, 8).err().unwrap();
+    assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+    let to = SocketAddr::new(loopback.ip(), 7410);
+    let error = Resolved::resolve(to, Some(loopback), PATIENCE).err().unwrap();
+    assert!(error.to_string().contains("no RDMA device"), "{error}");
 }
 
 #[test]

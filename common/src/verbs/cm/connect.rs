@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use rdma_sys::rdma_cm_event_type;
 
 use super::address::RawAddress;
+use super::channel::EventChannel;
 use super::id::{CmConnection, Id, parameters};
+use super::listen::no_device;
 use super::{CmError, CmOptions, REQUEST_DATA_MAX_BYTES, check_private_data};
 use crate::verbs::error::check;
-use crate::verbs::queue_pair::{QueuePair, Rc, ReadyToSend, Reset};
+use crate::verbs::queue_pair::{Init, QueuePair, Rc, ReadyToSend, RemoteRights, Reset};
 
 /// A peer's address to which a device and a route were found.
 pub struct Resolved {
@@ -31,24 +33,36 @@ pub struct Connected {
 }
 
 impl Resolved {
-    /// Finds device and route. Each of the two steps may take `timeout`.
+    /// Finds device and route to `peer`, from the address `source` if that is given and else as the system routes, within
+    /// `timeout`.
     ///
     /// # Errors
     /// If no RDMA device leads there.
-    pub fn resolve(peer: SocketAddr, timeout: Duration) -> Result<Resolved, CmError> {
-        let id = Id::create()?;
+    pub fn resolve(
+        peer: SocketAddr,
+        source: Option<SocketAddr>,
+        timeout: Duration,
+    ) -> Result<Resolved, CmError> {
+        let begun = Instant::now();
+        let id = Id::create(EventChannel::create()?)?;
         let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1);
         let mut address = RawAddress::new(peer);
-        // SAFETY: the identifier lives; the address is one; without a source the route decides.
+        let mut source = source.map(RawAddress::new);
+        let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
+        // SAFETY: the identifier lives; both addresses are such, or the source is null: then the route decides.
         let returned = unsafe {
-            rdma_sys::rdma_resolve_addr(id.as_ptr(), ptr::null_mut(), address.as_mut_ptr(), timeout_ms)
+            rdma_sys::rdma_resolve_addr(id.as_ptr(), source, address.as_mut_ptr(), timeout_ms)
         };
-        check("rdma_resolve_addr", returned, || peer.to_string())?;
-        expect(&id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED, "the peer's address", timeout)?;
+        check("rdma_resolve_addr", returned, || peer.to_string()).map_err(no_device(peer))?;
+        let expect = |kind, what| {
+            let event = id.channel.wait(what, begun, timeout)?;
+            if event.kind == kind { Ok(()) } else { Err(event.into_error(what)) }
+        };
+        expect(rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED, "the peer's address")?;
         // SAFETY: the identifier lives and its address is resolved.
         let returned = unsafe { rdma_sys::rdma_resolve_route(id.as_ptr(), timeout_ms) };
         check("rdma_resolve_route", returned, || peer.to_string())?;
-        expect(&id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED, "the route to the peer", timeout)?;
+        expect(rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED, "the route to the peer")?;
         let (device, port) = id.device().unwrap_or_default();
         Ok(Resolved { id, device, port })
     }
@@ -63,18 +77,29 @@ impl Resolved {
         self.port
     }
 
-    /// Connects `pair`, which must be on the device that was found. Gives it back ready to send.
+    /// Brings `pair` to the state in which it takes receives.
     ///
     /// # Errors
-    /// If the peer refuses or does not answer within `timeout`. Then the queue pair is destroyed.
+    /// If it is on another device than the one that was found. Then it is destroyed, as in all that follows.
+    pub fn initialize(
+        &self,
+        pair: QueuePair<Rc, Reset>,
+        rights: RemoteRights,
+    ) -> Result<QueuePair<Rc, Init>, CmError> {
+        self.id.initialize(pair, rights)
+    }
+
+    /// Connects `pair`. Gives it back ready to send.
+    ///
+    /// # Errors
+    /// If the peer refuses or does not answer within `timeout`.
     pub fn connect(
         self,
-        pair: QueuePair<Rc, Reset>,
+        pair: QueuePair<Rc, Init>,
         options: &CmOptions,
         timeout: Duration,
     ) -> Result<Connected, CmError> {
         check_private_data(options.private_data, REQUEST_DATA_MAX_BYTES)?;
-        let pair = self.id.initialize(pair, options.rights)?;
         let mut request = parameters(options, &pair, options.reads_served_max, options.reads_started_max);
         // SAFETY: the identifier lives and has a route; the parameters are valid and so is their private data.
         let returned = unsafe { rdma_sys::rdma_connect(self.id.as_ptr(), &mut request) };
@@ -98,9 +123,4 @@ impl Resolved {
         let connection = CmConnection { id: self.id, reads_started_max, reads_served_max };
         Ok(Connected { pair, connection, private_data: answer.private_data })
     }
-}
-
-fn expect(id: &Id, kind: u32, what: &'static str, timeout: Duration) -> Result<(), CmError> {
-    let event = id.channel.wait(what, Instant::now(), timeout)?;
-    if event.kind == kind { Ok(()) } else { Err(event.into_error(what)) }
 }
