@@ -37,11 +37,7 @@ fn shared_memory(offer: &Offer, deadline: Instant) -> Result<Connected, String> 
 }
 
 #[cfg(feature = "verbs")]
-fn by_rdma(
-    address: &Address,
-    offer: &Offer,
-    deadline: Instant,
-) -> Result<(Connected, &'static str), String> {
+fn by_rdma(address: &Address, offer: &Offer, deadline: Instant) -> Result<(Connected, &'static str), String> {
     if !offer.has_rdma {
         return Err("the server offers none".to_owned());
     }

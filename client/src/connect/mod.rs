@@ -6,6 +6,7 @@ mod rdma;
 mod shm;
 mod tcp;
 
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,12 @@ fn say_hello(
         (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.into()),
     };
     Ok((Answer::decode(&answer.bytes)?, answer.descriptors))
+}
+
+/// True if a connection does not leave this host, as far as its addresses tell.
+fn is_here(stream: &TcpStream) -> std::io::Result<bool> {
+    let (own, peer) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    Ok(peer.is_loopback() || peer == own)
 }
 
 fn welcome(answer: Answer) -> Result<Welcome, NoConnection> {

@@ -1,6 +1,6 @@
 //! Connecting by RDMA; the hello goes by TCP.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Instant;
 
 use kv_common::endpoint::{Address, ConnectBy, RdmaOptions};
@@ -11,7 +11,7 @@ use kv_common::transport::verbs::port::PortWish;
 use kv_common::verbs::LocalPort;
 use kv_common::verbs::cm::Resolved;
 
-use super::{Connected, NoConnection, say_hello, welcome};
+use super::{Connected, NoConnection, is_here, say_hello, welcome};
 use crate::transport::{AnyTransport, OfThisProcess};
 
 /// How often connecting by rdma_cm begins anew, if what failed may pass.
@@ -38,42 +38,22 @@ pub(super) fn connect(
 
 type Attempt = Result<(Connected, &'static str), ConnectError>;
 
-fn try_connect(
-    address: &Address,
-    options: &RdmaOptions,
-    deadline: Instant,
-) -> Result<Attempt, NoConnection> {
-    let wish = PortWish::new(options.device.as_deref(), options.port, options.gid_index);
-    // Before the server waits for this side.
-    let guess = local_address(address);
-    let first = match options.connect_by {
-        Some(ConnectBy::Rdma) => None,
-        _ => Some(wish.choose(guess)?),
-    };
-    let is_iwarp = first.as_ref().is_some_and(|port| port.context().is_iwarp());
+fn try_connect(address: &Address, options: &RdmaOptions, deadline: Instant) -> Result<Attempt, NoConnection> {
+    // Before the server waits for this side: looking at devices takes long.
+    let guess = ends_towards(address);
+    let mut plan = Plan::make(options, guess, deadline)?;
     let stream = socket::connect(address, deadline)?;
     socket::tune(&stream)?;
-    let reaching = stream.local_addr()?.ip();
-    let (by, port, why) = match (first, options.connect_by) {
-        (Some(port), Some(ConnectBy::Tcp)) if is_iwarp => return Err(only_by_cm(&port)),
-        (Some(port), _) if !is_iwarp => {
-            let is_right = guess.is_none_or(|guess| guess == reaching);
-            let port = if is_right { port } else { wish.choose(Some(reaching))? };
-            (ConnectBy::Tcp, port, "queue pairs connected over TCP")
-        }
-        (_, asked) => {
-            let why = match asked {
-                Some(_) => "queue pairs connected by rdma_cm, as asked",
-                None => "queue pairs connected by rdma_cm, because the device is iWARP",
-            };
-            (ConnectBy::Rdma, port_of_route(&wish, &stream, deadline)?, why)
-        }
-    };
-    let is_here = stream.peer_addr()?.ip().is_loopback();
+    let ends = Ends { own: stream.local_addr()?, server: stream.peer_addr()? };
+    if guess.is_none_or(|guess| !guess.are_hosts_of(&ends)) {
+        plan = Plan::make(options, Some(ends), deadline)?;
+    }
+    let Plan { by, port, why } = plan;
+    let port = port.expect("the ends are known");
     let wanted = if by == ConnectBy::Rdma { Wanted::RdmaCm } else { Wanted::Rdma };
     let (answer, _) = say_hello(&stream, wanted, 0, deadline)?;
     let mut welcome = welcome(answer)?;
-    if !is_here {
+    if !is_here(&stream)? {
         // The number means nothing here.
         welcome.server_pid = 0;
     }
@@ -81,6 +61,50 @@ fn try_connect(
         let transport = AnyTransport::Verbs(OfThisProcess::new(transport));
         ((welcome, transport), why)
     }))
+}
+
+/// Addresses of both ends of the control connection.
+#[derive(Clone, Copy)]
+struct Ends {
+    own: SocketAddr,
+    server: SocketAddr,
+}
+
+impl Ends {
+    fn are_hosts_of(&self, other: &Ends) -> bool {
+        (self.own.ip(), self.server.ip()) == (other.own.ip(), other.server.ip())
+    }
+}
+
+/// What connects the queue pairs, from which port, and why so.
+struct Plan {
+    by: ConnectBy,
+    /// None if it depends on ends that are not known yet.
+    port: Option<LocalPort>,
+    why: &'static str,
+}
+
+impl Plan {
+    fn make(options: &RdmaOptions, ends: Option<Ends>, deadline: Instant) -> Result<Plan, NoConnection> {
+        let wish = PortWish::new(options.device.as_deref(), options.port, options.gid_index);
+        let route = || ends.map(|ends| port_of_route(&wish, ends, deadline)).transpose();
+        if options.connect_by == Some(ConnectBy::Rdma) {
+            let why = "queue pairs connected by rdma_cm, as asked";
+            return Ok(Plan { by: ConnectBy::Rdma, port: route()?, why });
+        }
+        let port = wish.choose(ends.map(|ends| ends.own.ip()))?;
+        match (port.context().is_iwarp(), options.connect_by) {
+            (true, Some(_)) => Err(only_by_cm(&port)),
+            (true, None) => {
+                let why = "queue pairs connected by rdma_cm, because the device is iWARP";
+                Ok(Plan { by: ConnectBy::Rdma, port: route()?, why })
+            }
+            (false, _) => {
+                let why = "queue pairs connected over TCP";
+                Ok(Plan { by: ConnectBy::Tcp, port: Some(port), why })
+            }
+        }
+    }
 }
 
 fn only_by_cm(port: &LocalPort) -> NoConnection {
@@ -91,8 +115,8 @@ fn only_by_cm(port: &LocalPort) -> NoConnection {
 }
 
 /// The port by which rdma_cm reaches the server: not a matter of choice. What was wished has to be the same.
-fn port_of_route(wish: &PortWish, stream: &TcpStream, deadline: Instant) -> Result<LocalPort, NoConnection> {
-    let (server, mut own) = (stream.peer_addr()?, stream.local_addr()?);
+fn port_of_route(wish: &PortWish, ends: Ends, deadline: Instant) -> Result<LocalPort, NoConnection> {
+    let Ends { mut own, server } = ends;
     own.set_port(0);
     if let Some(index) = wish.gid_index {
         return Err(NoConnection::Failed(format!(
@@ -114,13 +138,13 @@ fn port_of_route(wish: &PortWish, stream: &TcpStream, deadline: Instant) -> Resu
     Ok(found.choose(Some(own.ip()))?)
 }
 
-/// The address of this host from which the server is reached, as far as the system knows before it is tried.
-fn local_address(address: &Address) -> Option<IpAddr> {
+/// The ends of a connection to the server, as far as the system knows them before it is tried.
+fn ends_towards(address: &Address) -> Option<Ends> {
     let server: SocketAddr = (address.host.as_str(), address.port).to_socket_addrs().ok()?.next()?;
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Nothing is sent by this.
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(server).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    Some(Ends { own: socket.local_addr().ok()?, server })
 }

@@ -74,7 +74,8 @@ impl Merit {
             reaches_peer: reaching.is_some_and(|address| Gid::from(address) == entry.gid),
             not_version_1: entry.kind != GidKind::RoceV1,
             // The default prefix of InfiniBand looks link-local and is what everybody there has.
-            routable: matches!(entry.kind, GidKind::InfiniBand | GidKind::Iwarp) || !entry.gid.is_link_local(),
+            routable: matches!(entry.kind, GidKind::InfiniBand | GidKind::Iwarp)
+                || !entry.gid.is_link_local(),
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kv_common::verbs::cm::{CmError, CmOptions, Connected, Heard, Incoming, Listener, Resolved};
 use kv_common::verbs::{
-    Completed, Context, Init, Local, Mtu, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable, RemoteRights,
-    RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
+    Completed, Context, Init, Local, Mtu, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable,
+    RemoteRights, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -29,9 +29,13 @@ fn wait(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "an event in time");
 }
 
-/// Listens at the address of the device's GID.
+/// Listens at the address of the device's GID; on iWARP, where that is none, at the rig's.
 fn listen(side: &Side) -> Listener {
-    let listener = Listener::listen(SocketAddr::new(side.port.gid().gid.address(), 0), 8).unwrap();
+    let address = match side.context.is_iwarp() {
+        true => std::env::var("KV_RIG_ADDRESS").unwrap().parse().unwrap(),
+        false => side.port.gid().gid.address(),
+    };
+    let listener = Listener::listen(SocketAddr::new(address, 0), 8).unwrap();
     assert_ne!(listener.address().port(), 0);
     listener
 }
@@ -103,8 +107,7 @@ fn a_connection_carries_reads_and_sends_and_ends() {
         let pair =
             QueuePair::create(&QueuePairOptions { shared_receive: Some(&shared), ..b.options() }).unwrap();
         let pair = incoming.initialize(pair, RemoteRights::Read).unwrap();
-        let (pair, connection) =
-            incoming.accept(pair, &options(RemoteRights::Read, b"answer"), 77).unwrap();
+        let (pair, connection) = incoming.accept(pair, &options(RemoteRights::Read, b"answer"), 77).unwrap();
         assert!(matches!(hear(&listener), Heard::Established(77)));
         assert_eq!((connection.reads_started_max(), connection.reads_served_max()), (8, 8));
         assert_eq!(take_one(&b.queue), (5, Ok(Completed::Receive { len_bytes: 16, immediate: None })));
@@ -149,10 +152,10 @@ fn a_peer_that_gives_up_is_heard_of() {
     let error = resolved.connect(pair, &options(RemoteRights::None, &[]), Duration::ZERO).err().unwrap();
     assert!(matches!(error, CmError::Timeout { .. }), "{error}");
     let incoming = next(&listener);
-    let pair = QueuePair::create(&b.options()).unwrap();
-    let pair = incoming.initialize(pair, RemoteRights::Read).unwrap();
     // Its system has told this one, or will when it gets the answer.
-    if let Ok((_pair, _connection)) = incoming.accept(pair, &options(RemoteRights::Read, &[]), 5) {
+    let pair = incoming.initialize(QueuePair::create(&b.options()).unwrap(), RemoteRights::Read);
+    let accepted = pair.and_then(|pair| incoming.accept(pair, &options(RemoteRights::Read, &[]), 5));
+    if let Ok((_pair, _connection)) = accepted {
         assert!(matches!(hear(&listener), Heard::Failed(5, _)));
     }
     drop(a);
@@ -162,12 +165,65 @@ fn a_peer_that_gives_up_is_heard_of() {
 #[ignore = "needs an RDMA device"]
 fn an_address_of_no_rdma_device_is_named() {
     let Some(_b) = side("an_address_of_no_rdma_device_is_named") else { return };
-    let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let error = Listener::listen(loopback, 8).err().unwrap();
+    for address in ["127.0.0.1:7410", "[::1]:7410", "[::ffff:127.0.0.1]:7410"] {
+        let address: SocketAddr = address.parse().unwrap();
+        // The kernel would listen on all addresses.
+        let error = Listener::listen(address, 8).err().unwrap();
+        assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+        let error = Resolved::resolve(address, None, PATIENCE).err().unwrap();
+        assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+    }
+    // An address of nobody: TEST-NET-3.
+    let nobody: SocketAddr = "203.0.113.1:0".parse().unwrap();
+    let error = Listener::listen(nobody, 8).err().unwrap();
     assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
-    let to = SocketAddr::new(loopback.ip(), 7410);
-    let error = Resolved::resolve(to, Some(loopback), PATIENCE).err().unwrap();
-    assert!(error.to_string().contains("no RDMA device"), "{error}");
+}
+
+/// Only to look at.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn steps_take_time() {
+    let Some(b) = side("x") else { return };
+    let listener = listen(&b);
+    for _ in 0..6 {
+        let mut at = std::time::Instant::now();
+        let mut lap = |what: &str| {
+            println!("{what} {:?}", at.elapsed());
+            at = std::time::Instant::now();
+        };
+        let source = SocketAddr::new(listener.address().ip(), 0);
+        let resolved = Resolved::resolve(listener.address(), Some(source), PATIENCE).unwrap();
+        lap("resolve");
+        let a = side_of(Context::open(Some(resolved.device())).unwrap());
+        lap("side");
+        let pair = QueuePair::create(&a.options()).unwrap();
+        lap("pair");
+        let pair = resolved.initialize(pair, RemoteRights::None).unwrap();
+        lap("init");
+        let requested = resolved.request(pair, &options(RemoteRights::None, &[])).unwrap();
+        lap("request");
+        let incoming = next(&listener);
+        lap("incoming");
+        let pair = incoming.initialize(QueuePair::create(&b.options()).unwrap(), RemoteRights::Read).unwrap();
+        lap("incoming init");
+        let accepted = incoming.accept(pair, &options(RemoteRights::Read, &[]), 5).unwrap();
+        lap("accept");
+        let Connected { pair, connection, .. } =
+            requested.finish(&options(RemoteRights::None, &[]), PATIENCE).unwrap();
+        lap("finish");
+        hear(&listener);
+        lap("established");
+        drop(pair);
+        lap("drop pair");
+        drop(connection);
+        lap("drop connection");
+        hear(&listener);
+        lap("disconnected");
+        drop(accepted.0);
+        lap("drop pair");
+        drop(accepted.1);
+        lap("drop connection");
+    }
 }
 
 #[test]

@@ -170,7 +170,9 @@ impl Acceptor {
             Some((newcomer, Invited { by: By::Accepted(connected), session, worker, slot })) => {
                 self.open_invited(newcomer, session, worker, slot, connected);
             }
-            Some((newcomer, _)) => self.refuse_invited(&newcomer, "it confirmed what was not asked".to_owned()),
+            Some((newcomer, _)) => {
+                self.refuse_invited(&newcomer, "it confirmed what was not asked".to_owned())
+            }
             None => {}
         }
     }

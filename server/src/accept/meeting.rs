@@ -20,7 +20,8 @@ use crate::rdma::{Introduction, RdmaError};
 /// What is heard of rdma_cm before others have their turn.
 const HEARD_PER_TURN: usize = 64;
 /// What a request is told that belongs to nobody.
-const UNKNOWN: &str = "no session waits for this request: its secret is unknown, used, or too old; say hello anew";
+const UNKNOWN: &str =
+    "no session waits for this request: its secret is unknown, used, or too old; say hello anew";
 
 /// What of a peer is there, and what is waited for.
 pub(super) struct Meeting {
@@ -124,7 +125,8 @@ impl Acceptor {
         }
         let mut newcomer = self.peers.remove(&token).expect("it was just looked at");
         let Some(mut invited) = newcomer.invited.take() else { unreachable!("it was just looked at") };
-        let By::Meeting(Meeting { introduction, half: Some(half), incoming: Some(incoming), .. }) = invited.by
+        let By::Meeting(Meeting { introduction, half: Some(half), incoming: Some(incoming), .. }) =
+            invited.by
         else {
             unreachable!("it was just looked at")
         };

@@ -71,11 +71,7 @@ impl VerbsLink {
     ///
     /// # Errors
     /// If there is no memory.
-    pub(crate) fn new(
-        connected: Connected,
-        control: TcpStream,
-        staging_bytes: u64,
-    ) -> io::Result<VerbsLink> {
+    pub(crate) fn new(connected: Connected, control: TcpStream, staging_bytes: u64) -> io::Result<VerbsLink> {
         let replies_max = connected.replies_max();
         let Connected { pair, client, .. } = connected;
         let (number, capacity, queues) = (pair.number(), pair.capacity(), Arc::clone(pair.queues()));

@@ -126,8 +126,7 @@ impl Introduction<Reset> {
             private_data: &[],
         };
         let pair = incoming.initialize(pair, options.rights).map_err(|error| error.to_string())?;
-        let (pair, connection) =
-            incoming.accept(pair, &options, token).map_err(|error| error.to_string())?;
+        let (pair, connection) = incoming.accept(pair, &options, token).map_err(|error| error.to_string())?;
         let path = format!(
             "by rdma_cm from {} on {}:{}, READs {} out and {} in",
             peer.map_or("an unknown address".to_owned(), |peer| peer.to_string()),

@@ -60,7 +60,9 @@ pub(crate) enum RdmaError {
     #[error(transparent)]
     Port(#[from] ChoosePortError),
     /// rdma_cm does not listen, and the device needs it.
-    #[error("{device} is an iWARP device, which only rdma_cm connects, and that cannot listen at {address}: {source}")]
+    #[error(
+        "{device} is an iWARP device, which only rdma_cm connects, and that cannot listen at {address}: {source}"
+    )]
     Cm {
         /// The device.
         device: String,

@@ -46,21 +46,15 @@ pub(super) fn start(
 }
 
 #[cfg(feature = "verbs")]
-fn open(
-    config: &Config,
-    address: SocketAddr,
-    shared: &Arc<Shared>,
-    table: &Table,
-) -> Result<Handle, String> {
+fn open(config: &Config, address: SocketAddr, shared: &Arc<Shared>, table: &Table) -> Result<Handle, String> {
     use kv_common::transport::verbs::port::PortWish;
 
     let began = std::time::Instant::now();
     let wish = PortWish::new(config.rdma_device.as_deref(), config.rdma_port, config.rdma_gid);
     let waker = Arc::clone(&shared.accept_waker);
     let clients_max = shared.clients_max();
-    let rdma =
-        crate::rdma::Rdma::start(&wish, address, table.region(), config.workers, clients_max, waker)
-            .map_err(|error| error.to_string())?;
+    let rdma = crate::rdma::Rdma::start(&wish, address, table.region(), config.workers, clients_max, waker)
+        .map_err(|error| error.to_string())?;
     info!(
         port = rdma.describe(),
         clients_max = rdma.clients_max(),

@@ -101,7 +101,7 @@ fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: 
             }
             Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
             Outcome::Get(result) if done.ticket == aside => match transport {
-                Transport::Shm | Transport::Verbs => {
+                Transport::Shm | Transport::Verbs | Transport::VerbsCm => {
                     assert_eq!(result.unwrap().unwrap().bytes, b"value")
                 }
                 Transport::Tcp => assert!(is_timeout(&result), "{result:?}"),

@@ -20,9 +20,9 @@ use crate::transport::handshake::{HelloError, receive_hello, send_hello};
 use crate::transport::{Broken, Event, Transport};
 use crate::verbs::cm::{CmConnection, CmError};
 use crate::verbs::{
-    Capacity, CompletionChannel, CompletionQueue, Endpoint, Init, LocalPort, MemoryRegion, Mtu, Path, PathError,
-    PostError, ProtectionDomain, QueuePair, QueuePairOptions, Rc, ReadyToSend, ReceiveBatch, RegisterError,
-    RemoteReadable, RemoteRights, Reset, RetryPolicy, VerbError, anonymous_words,
+    Capacity, CompletionChannel, CompletionQueue, Endpoint, Init, LocalPort, MemoryRegion, Mtu, Path,
+    PathError, PostError, ProtectionDomain, QueuePair, QueuePairOptions, Rc, ReadyToSend, ReceiveBatch,
+    RegisterError, RemoteReadable, RemoteRights, Reset, RetryPolicy, VerbError, anonymous_words,
 };
 
 /// Bytes of a request that are wished to go inline.
@@ -204,7 +204,8 @@ impl Own {
         welcome: &Welcome,
     ) -> Result<(Own, QueuePair<Rc, Reset>), ConnectError> {
         let domain = ProtectionDomain::allocate(port.context())?;
-        let staging = anonymous_words(welcome.staging_bytes as usize, false).map_err(RingMemoryError::from)?;
+        let staging =
+            anonymous_words(welcome.staging_bytes as usize, false).map_err(RingMemoryError::from)?;
         let staging = MemoryRegion::register(&domain, &staging)?;
         let sizes = sizes(port, server, welcome)?;
         let memory = Memory::new(&domain, sizes)?;

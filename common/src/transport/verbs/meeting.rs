@@ -188,10 +188,7 @@ mod tests {
         };
         assert!(with(7, 0).is_ok());
         assert!(matches!(with(0, 3), Err(ExchangeError::Kind { expected: 4, found: 3, .. })));
-        assert_eq!(
-            with(6, 2),
-            Err(ExchangeError::Field { field: "the device's protocol", found: 2 })
-        );
+        assert_eq!(with(6, 2), Err(ExchangeError::Field { field: "the device's protocol", found: 2 }));
         let mut no_port = with(7, 0).unwrap().encode();
         no_port[4..6].fill(0);
         assert_eq!(

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::verbs::{Absence, Context, GidKind, LocalPort, LocalPortError, OpenError, VerbError, absence, devices};
+use crate::verbs::{
+    Absence, Context, GidKind, LocalPort, LocalPortError, OpenError, VerbError, absence, devices,
+};
 
 /// What the user wants; what is not said is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -53,8 +53,7 @@ impl EventChannel {
         check_device_file()?;
         // SAFETY: no arguments; the result is checked for null.
         let raw = NonNull::new(unsafe { rdma_sys::rdma_create_event_channel() });
-        let raw =
-            raw.ok_or_else(|| VerbError::last("rdma_create_event_channel", DEVICE_FILE))?;
+        let raw = raw.ok_or_else(|| VerbError::last("rdma_create_event_channel", DEVICE_FILE))?;
         let channel = EventChannel(raw);
         nonblocking(channel.fd()).map_err(|source| VerbError {
             verb: "fcntl",

@@ -48,8 +48,10 @@ impl Listener {
     /// takes a free one. At most `backlog` requests wait; the system rejects the others.
     ///
     /// # Errors
-    /// If the address is taken or on no RDMA device.
+    /// If the address is taken or on no RDMA device. An address of the loopback is never taken: the kernel's rdma_cm would
+    /// listen on all (tried on Linux 6.1).
     pub fn listen(address: SocketAddr, backlog: u32) -> Result<Listener, CmError> {
+        not_loopback(address)?;
         let is_taken = |error: &CmError| matches!(error, CmError::Verb(error) if error.errno() == Some(libc::EADDRINUSE));
         let tries = if address.port() == 0 { TRIES } else { 1 };
         let mut last = Listener::try_listen(address, backlog);
@@ -115,6 +117,14 @@ impl Listener {
             }));
         }
         Ok(None)
+    }
+}
+
+/// The loopback belongs to no adapter.
+pub(super) fn not_loopback(address: SocketAddr) -> Result<(), CmError> {
+    match address.ip().to_canonical() {
+        ip if ip.is_loopback() => Err(CmError::NoDevice { address: ip }),
+        _ => Ok(()),
     }
 }
 

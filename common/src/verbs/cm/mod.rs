@@ -27,7 +27,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 pub use channel::check_device_file;
-pub use connect::{Connected, Resolved};
+pub use connect::{Connected, Requested, Resolved};
 pub use id::CmConnection;
 pub use listen::{Heard, Incoming, Listener};
 
@@ -179,7 +179,8 @@ mod tests {
     fn errors_say_what_to_do() {
         let rejected = CmError::Rejected { reason: 8, private_data: Vec::new() }.to_string();
         assert!(rejected.contains("nobody listens"), "{rejected}");
-        let rejected = |data: &[u8]| CmError::Rejected { reason: 28, private_data: data.to_vec() }.to_string();
+        let rejected =
+            |data: &[u8]| CmError::Rejected { reason: 28, private_data: data.to_vec() }.to_string();
         assert!(rejected(b"no room\0\0").ends_with("(reason 28): no room"));
         for nothing in [&b""[..], b"\0\0", b"\xff", b"\x1b[2J\0"] {
             assert!(rejected(nothing).ends_with("(reason 28)"));
