@@ -27,19 +27,22 @@ use crate::shared::ClientSlot;
 /// What is kept for a peer until its queue pair is connected.
 pub(super) struct Invited {
     pub(super) by: By,
+    pub(super) place: Place,
+}
+
+/// What its session will have.
+pub(super) struct Place {
     session: u64,
     worker: usize,
     slot: ClientSlot,
 }
 
-/// How far it is, and what it waits for.
+/// What it waits for.
 pub(super) enum By {
     /// The client's half.
     Exchange(Introduction<Init>),
     /// The client's half, its request by rdma_cm, or both.
     Meeting(Meeting),
-    /// The client's confirmation by rdma_cm.
-    Accepted(Connected),
 }
 
 impl Acceptor {
@@ -97,7 +100,7 @@ impl Acceptor {
             return Err((Socket::Tcp(stream), no_resources(&error)));
         }
         let mut newcomer = Newcomer::new(Socket::Tcp(stream), peer);
-        newcomer.invited = Some(Invited { by, session, worker, slot });
+        newcomer.invited = Some(Invited { by, place: Place { session, worker, slot } });
         self.peers.insert(token, newcomer);
         Ok(())
     }
@@ -143,8 +146,8 @@ impl Acceptor {
     /// A peer that was invited has told its half.
     pub(super) fn hear_half(&mut self, token: u64, message: &[u8]) {
         let half = Half::decode(Side::Client, message).map_err(|error| error.to_string());
-        let invited = self.peers.get_mut(&token).and_then(|newcomer| newcomer.invited.as_mut());
-        let is_meeting = matches!(invited.expect("it was just heard").by, By::Meeting(_) | By::Accepted(_));
+        let invited = self.peers.get(&token).and_then(|newcomer| newcomer.invited.as_ref());
+        let is_meeting = matches!(invited.expect("it was just heard").by, By::Meeting(_));
         match half {
             Err(reason) => self.turn_away_invited(token, reason),
             Ok(half) if is_meeting => self.half_to_meeting(token, half),
@@ -153,38 +156,19 @@ impl Acceptor {
     }
 
     fn connect_invited(&mut self, token: u64, half: Half) {
-        let Some((newcomer, Invited { by: By::Exchange(introduction), session, worker, slot })) =
-            self.take_invited(token)
+        let Some((newcomer, Invited { by: By::Exchange(introduction), place })) = self.take_invited(token)
         else {
             unreachable!("it was just heard, and waits for its half")
         };
         match introduction.connect(half) {
-            Ok(connected) => self.open_invited(newcomer, session, worker, slot, connected),
+            Ok(connected) => self.open_invited(newcomer, place, connected),
             Err(reason) => self.refuse_invited(&newcomer, reason),
         }
     }
 
-    /// The peer's queue pair is connected by rdma_cm.
-    pub(super) fn established(&mut self, token: u64) {
-        match self.take_invited(token) {
-            Some((newcomer, Invited { by: By::Accepted(connected), session, worker, slot })) => {
-                self.open_invited(newcomer, session, worker, slot, connected);
-            }
-            Some((newcomer, _)) => {
-                self.refuse_invited(&newcomer, "it confirmed what was not asked".to_owned())
-            }
-            None => {}
-        }
-    }
-
-    fn open_invited(
-        &mut self,
-        newcomer: Newcomer,
-        session: u64,
-        worker: usize,
-        slot: ClientSlot,
-        connected: Connected,
-    ) {
+    /// Opens the session of a peer whose queue pair is connected.
+    pub(super) fn open_invited(&mut self, newcomer: Newcomer, place: Place, connected: Connected) {
+        let Place { session, worker, slot } = place;
         let Newcomer { socket: Socket::Tcp(stream), peer, .. } = newcomer else {
             unreachable!("only peers by TCP are invited")
         };

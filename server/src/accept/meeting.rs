@@ -10,15 +10,15 @@ use kv_common::transport::handshake::PendingHello;
 use kv_common::transport::verbs::exchange::Half;
 use kv_common::transport::verbs::meeting::{self, Protocol, Secret};
 use kv_common::verbs::Reset;
-use kv_common::verbs::cm::{Heard, Incoming};
+use kv_common::verbs::cm::Incoming;
 use tracing::{debug, error, warn};
 
 use super::Acceptor;
-use super::invited::By;
+use super::invited::{By, Invited};
 use crate::rdma::{Introduction, RdmaError};
 
-/// What is heard of rdma_cm before others have their turn.
-const HEARD_PER_TURN: usize = 64;
+/// Requests that are looked at before others have their turn.
+const REQUESTS_PER_TURN: usize = 64;
 /// What a request is told that belongs to nobody.
 const UNKNOWN: &str =
     "no session waits for this request: its secret is unknown, used, or too old; say hello anew";
@@ -50,19 +50,13 @@ impl Meeting {
 }
 
 impl Acceptor {
-    /// Takes what rdma_cm has to say.
+    /// Takes requests.
     pub(super) fn hear_cm(&mut self) {
-        for _ in 0..HEARD_PER_TURN {
+        for _ in 0..REQUESTS_PER_TURN {
             let listener = self.rdma.as_ref().and_then(|rdma| rdma.cm().ok()).expect("it is watched");
             match listener.next() {
                 Ok(None) => return,
-                Ok(Some(Heard::Request(incoming))) => self.hear_request(incoming),
-                Ok(Some(Heard::Established(token))) => self.established(token),
-                Ok(Some(Heard::Failed(token, error))) => self.turn_away_invited(token, error.to_string()),
-                // Of a session that has begun the control connection says when it is over.
-                Ok(Some(Heard::Disconnected(token))) => {
-                    self.turn_away_invited(token, "it disconnected".to_owned());
-                }
+                Ok(Some(incoming)) => self.hear_request(incoming),
                 Err(error) => {
                     error!(%error, "rdma_cm cannot be heard any more; clients with cm=rdma have to wait for a restart");
                     return self.poller.remove(listener.fd());
@@ -123,23 +117,15 @@ impl Acceptor {
         if self.meeting(token).is_none_or(|meeting| meeting.half.is_none() || meeting.incoming.is_none()) {
             return false;
         }
-        let mut newcomer = self.peers.remove(&token).expect("it was just looked at");
-        let Some(mut invited) = newcomer.invited.take() else { unreachable!("it was just looked at") };
-        let By::Meeting(Meeting { introduction, half: Some(half), incoming: Some(incoming), .. }) =
-            invited.by
-        else {
+        let Some((newcomer, Invited { by: By::Meeting(meeting), place })) = self.take_invited(token) else {
             unreachable!("it was just looked at")
         };
-        match introduction.accept(incoming, half, token) {
-            Ok(connected) => {
-                invited.by = By::Accepted(connected);
-                newcomer.invited = Some(invited);
-                self.peers.insert(token, newcomer);
-            }
-            Err(reason) => {
-                self.poller.remove(&newcomer.socket);
-                self.refuse_invited(&newcomer, reason);
-            }
+        let Meeting { introduction, half: Some(half), incoming: Some(incoming), .. } = meeting else {
+            unreachable!("it was just looked at")
+        };
+        match introduction.accept(incoming, half) {
+            Ok(connected) => self.open_invited(newcomer, place, connected),
+            Err(reason) => self.refuse_invited(&newcomer, reason),
         }
         true
     }

@@ -110,11 +110,11 @@ impl Introduction<Reset> {
         Ok(Introduction { pair, entry, port, endpoint, rdma })
     }
 
-    /// Accepts the connection request of the client with this half. What becomes of it is heard with `token`.
+    /// Accepts the connection request of the client with this half.
     ///
     /// # Errors
     /// What to tell the client.
-    pub(crate) fn accept(self, incoming: Incoming, client: Half, token: u64) -> Result<Connected, String> {
+    pub(crate) fn accept(self, incoming: Incoming, client: Half) -> Result<Connected, String> {
         let Introduction { pair, entry, port, endpoint, rdma } = self;
         let peer = incoming.peer();
         let options = CmOptions {
@@ -126,7 +126,7 @@ impl Introduction<Reset> {
             private_data: &[],
         };
         let pair = incoming.initialize(pair, options.rights).map_err(|error| error.to_string())?;
-        let (pair, connection) = incoming.accept(pair, &options, token).map_err(|error| error.to_string())?;
+        let (pair, connection) = incoming.accept(pair, &options).map_err(|error| error.to_string())?;
         let path = format!(
             "by rdma_cm from {} on {}:{}, READs {} out and {} in",
             peer.map_or("an unknown address".to_owned(), |peer| peer.to_string()),

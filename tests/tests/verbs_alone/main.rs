@@ -7,6 +7,8 @@ mod device;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
+#[cfg(feature = "verbs")]
+mod meeting;
 mod raw_reads;
 mod stopped;
 

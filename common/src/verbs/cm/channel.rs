@@ -42,8 +42,6 @@ pub(super) struct Event {
     pub(super) private_data: Vec<u8>,
     pub(super) reads_served_max: u8,
     pub(super) reads_started_max: u8,
-    /// What the identifier was told to say, or 0.
-    pub(super) token: u64,
     /// A request's new identifier, which its taker has to destroy. Of other events it may be gone.
     pub(super) id: *mut rdma_cm_id,
 }
@@ -120,8 +118,6 @@ fn copy(raw: &rdma_cm_event) -> Event {
         private_data: Vec::new(),
         reads_served_max: 0,
         reads_started_max: 0,
-        // SAFETY: an event that is not acknowledged keeps its identifier.
-        token: if raw.id.is_null() { 0 } else { unsafe { (*raw.id).context }.addr() as u64 },
         id: raw.id,
     };
     let has_parameters = matches!(

@@ -59,13 +59,6 @@ impl Id {
         self.raw.as_ptr()
     }
 
-    /// From now on its events carry `token`.
-    pub(super) fn set_token(&mut self, token: u64) {
-        // SAFETY: the identifier lives; the field is the program's own, and only this module's `copy` of an event reads it,
-        // in the thread that takes events and calls this.
-        unsafe { self.raw.as_mut() }.context = ptr::without_provenance_mut(token as usize);
-    }
-
     /// The device that it was bound to by resolving or by a request, and the port.
     pub(super) fn device(&self) -> Option<(String, u8)> {
         // SAFETY: the identifier lives; its device, once there, lives as long as the library.

@@ -17,22 +17,10 @@ use crate::verbs::queue_pair::{Init, QueuePair, Rc, ReadyToSend, RemoteRights, R
 /// On iWARP a port that the system chose may be one of TCP's that is taken: then another is asked for, so many times.
 const TRIES: usize = 8;
 
-/// Waits for requests, and hears what becomes of those that were accepted: all by one descriptor.
+/// Waits for requests. One descriptor serves it and all connections that come of them.
 pub struct Listener {
     id: Id,
     address: SocketAddr,
-}
-
-/// What a listener hears.
-pub enum Heard {
-    /// Somebody asks for a connection.
-    Request(Incoming),
-    /// The peer has confirmed the connection that was accepted with this token.
-    Established(u64),
-    /// It will not be.
-    Failed(u64, CmError),
-    /// It was, and the peer has disconnected, or rdma_cm found it gone.
-    Disconnected(u64),
 }
 
 /// A request for a connection. Dropping it rejects it.
@@ -93,28 +81,21 @@ impl Listener {
         self.id.channel.fd()
     }
 
-    /// What happened next, without waiting. To be called by one thread.
+    /// Takes one request, without waiting.
     ///
     /// # Errors
     /// If the listener is broken.
-    pub fn next(&self) -> Result<Option<Heard>, VerbError> {
+    pub fn next(&self) -> Result<Option<Incoming>, VerbError> {
         while let Some(event) = self.id.channel.next()? {
-            let token = event.token;
-            return Ok(Some(match event.kind {
-                rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST => {
-                    let Event { id, private_data, reads_served_max, reads_started_max, .. } = event;
-                    let Some(id) = NonNull::new(id) else { continue };
-                    let id = Id::of_request(id, &self.id.channel);
-                    Heard::Request(Incoming { id, private_data, reads_served_max, reads_started_max })
-                }
-                // About a request that nobody has taken yet, or the listener itself.
-                _ if token == 0 => continue,
-                rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED => Heard::Established(token),
-                rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => Heard::Disconnected(token),
-                rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT
-                | rdma_cm_event_type::RDMA_CM_EVENT_ADDR_CHANGE => continue,
-                _ => Heard::Failed(token, event.into_error("the peer to finish the connection")),
-            }));
+            // Anything else is about a connection that was accepted, and whose end is told in other ways, or that came to
+            // nothing.
+            if event.kind != rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
+                continue;
+            }
+            let Event { id, private_data, reads_served_max, reads_started_max, .. } = event;
+            let Some(id) = NonNull::new(id) else { continue };
+            let id = Id::of_request(id, &self.id.channel);
+            return Ok(Some(Incoming { id, private_data, reads_served_max, reads_started_max }));
         }
         Ok(None)
     }
@@ -177,23 +158,21 @@ impl Incoming {
         self.id.initialize(pair, rights)
     }
 
-    /// Says yes, with `pair`. Post receives before, where the peer may send at once. The queue pair may send when the listener
-    /// hears that the connection with this `token`, which is not 0, is established.
+    /// Says yes, with `pair`. Post receives before, because the peer may send at once. This side may not send before it has
+    /// received something: only then the peer is known to be ready.
     ///
     /// # Errors
     /// If the peer has given up, or something does not fit.
     pub fn accept(
-        mut self,
+        self,
         pair: QueuePair<Rc, Init>,
         options: &CmOptions,
-        token: u64,
     ) -> Result<(QueuePair<Rc, ReadyToSend>, CmConnection), CmError> {
         check_private_data(options.private_data, REPLY_DATA_MAX_BYTES)?;
         let reads_served_max = options.reads_served_max.min(self.reads_served_max);
         let reads_started_max = options.reads_started_max.min(self.reads_started_max);
         let mut reply = parameters(options, &pair, reads_served_max, reads_started_max);
         let pair = self.id.ready(pair, options, reads_served_max, reads_started_max)?;
-        self.id.set_token(token);
         // SAFETY: the identifier lives and has a request; the parameters are valid and so is their private data.
         let returned = unsafe { rdma_sys::rdma_accept(self.id.as_ptr(), &mut reply) };
         check("rdma_accept", returned, || format!("{:?}", self.id.peer()))?;

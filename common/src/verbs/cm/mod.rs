@@ -4,7 +4,7 @@
 //!   Resolved::resolve ── initialize ── connect ─────────────> queue pair ready to send, CmConnection
 //!                                        │ request       ▲ reply, and each side's private data
 //!                                        ▼               │
-//!   Listener::listen ── next ── Incoming ── initialize ── accept ── next ── established: the same
+//!   Listener::listen ── next ── Incoming ── initialize ── accept: the same
 //! ```
 //! Queue pairs are made by the program, on its own [`Context`](super::Context) of the device that rdma_cm names, so that one
 //! registration of memory serves connections of both ways. rdma_cm says what to tell the queue pair at each step. What this
@@ -12,8 +12,9 @@
 //! the timer at its longest; the time-out, which would be 2 s where the path is not measured; and the MTU, if one of the
 //! ports has a smaller one.
 //!
-//! A side that asks has an event channel of its own. A listener has one for all of its connections, whose events carry the
-//! token that each was accepted with: a descriptor for all, and one place where things are heard.
+//! A side that asks has an event channel of its own. A listener has one for all of its connections, so that they need no
+//! descriptor each. The side that accepts does not wait for the confirmation: it may be lost, and is then repeated after
+//! seconds, while what the peer sends over the queue pair, for which it has to be ready, says as much.
 //!
 //! On iWARP the kernel itself moves the queue pair to the state in which it sends.
 
@@ -29,7 +30,7 @@ use std::time::Duration;
 pub use channel::check_device_file;
 pub use connect::{Connected, Requested, Resolved};
 pub use id::CmConnection;
-pub use listen::{Heard, Incoming, Listener};
+pub use listen::{Incoming, Listener};
 
 use super::error::VerbError;
 use super::path::RetryPolicy;
