@@ -77,6 +77,14 @@ pub(crate) enum RdmaError {
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
+    /// The device lacks something.
+    #[error(
+        "{device} has no shared receive queues, which the server needs; take another device (--rdma-device), or --rdma off"
+    )]
+    NoSharedReceives {
+        /// The device.
+        device: String,
+    },
     /// The device is too small.
     #[error("{device} has no room for the queues of a single client; its limits: {limits}")]
     TooSmall {

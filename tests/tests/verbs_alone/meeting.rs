@@ -157,7 +157,7 @@ fn fail(site: &Site, adapter: &Adapter, how: usize) {
 
 /// An emulated machine takes 20 ms for each.
 fn failures() -> usize {
-    std::env::var("KV_TESTS_HANDSHAKES").map_or(450, |count| count.parse().unwrap())
+    std::env::var("KV_TESTS_HANDSHAKES").map_or(270, |count| count.parse().unwrap())
 }
 
 #[test]

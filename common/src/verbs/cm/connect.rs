@@ -104,7 +104,14 @@ impl Resolved {
         let mut request = parameters(options, &pair, options.reads_served_max, options.reads_started_max);
         // SAFETY: the identifier lives and has a route; the parameters are valid and so is their private data.
         let returned = unsafe { rdma_sys::rdma_connect(self.id.as_ptr(), &mut request) };
-        check("rdma_connect", returned, || format!("{:?}", self.id.peer()))?;
+        let returned = check("rdma_connect", returned, || format!("{:?}", self.id.peer()));
+        match returned {
+            // Software iWARP connects at once.
+            Err(error) if error.errno() == Some(libc::ECONNREFUSED) => {
+                return Err(CmError::Rejected { reason: -libc::ECONNREFUSED, private_data: Vec::new() });
+            }
+            returned => returned?,
+        }
         Ok(Requested { pair, id: self.id })
     }
 

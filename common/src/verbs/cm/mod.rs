@@ -134,7 +134,8 @@ pub enum CmError {
 
 fn rejection(reason: i32) -> &'static str {
     match reason {
-        8 => ": nobody listens at this address and port through rdma_cm",
+        // -111: ECONNREFUSED.
+        8 | -111 => ": nobody listens at this address and port through rdma_cm",
         10 => ": its system still has a connection of the same number; connect again",
         _ => "",
     }
