@@ -33,7 +33,10 @@ impl Default for Needs {
 pub(crate) enum Transport {
     Shm,
     Tcp,
+    /// RDMA, connected by what both sides tell each other over TCP.
     Verbs,
+    /// RDMA, connected by rdma_cm.
+    VerbsCm,
 }
 
 impl Transport {
@@ -42,15 +45,20 @@ impl Transport {
         match self {
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
-            Transport::Verbs => "verbs",
+            Transport::Verbs | Transport::VerbsCm => "verbs",
         }
+    }
+
+    /// True if each client takes megabytes of registered memory.
+    pub(crate) fn is_rdma(self) -> bool {
+        matches!(self, Transport::Verbs | Transport::VerbsCm)
     }
 
     /// What a client's connection breaks with when its server has ended.
     pub(crate) fn broken(self) -> Broken {
         match self {
             Transport::Shm => Broken::ServerGone,
-            Transport::Tcp | Transport::Verbs => Broken::Closed,
+            Transport::Tcp | Transport::Verbs | Transport::VerbsCm => Broken::Closed,
         }
     }
 }
@@ -129,6 +137,11 @@ pub(crate) fn verbs_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Verbs))
 }
 
+/// A `kv-server` process, reached by RDMA that rdma_cm connects.
+pub(crate) fn verbs_cm_process(needs: Needs) -> Live {
+    process(needs, Site::over(Transport::VerbsCm))
+}
+
 /// A `kv-server` process, reached by TCP.
 pub(crate) fn tcp_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Tcp))
@@ -148,10 +161,17 @@ pub(crate) struct Site {
 
 /// An address that nobody else uses: all numbers that begin with 127 are this host's, and this one is this process's,
 /// with ports below those that the system gives away.
-fn own_address() -> Address {
+fn own_address(transport: Transport) -> Address {
     static NEXT_PORT: AtomicU16 = AtomicU16::new(10_000);
     let [a, b, c, _] = std::process::id().to_le_bytes();
-    Address { host: format!("127.{c}.{b}.{a}"), port: NEXT_PORT.fetch_add(1, Ordering::Relaxed) }
+    let host = match transport {
+        // Only an address of the device's interface will do, and there is one for all.
+        Transport::VerbsCm => {
+            std::env::var("KV_RIG_ADDRESS").expect("KV_RIG_ADDRESS has to name the RDMA device's address")
+        }
+        _ => format!("127.{c}.{b}.{a}"),
+    };
+    Address { host, port: NEXT_PORT.fetch_add(1, Ordering::Relaxed) }
 }
 
 impl Site {
@@ -162,7 +182,7 @@ impl Site {
 
     /// A server that clients reach over this transport.
     pub(crate) fn over(transport: Transport) -> Site {
-        Site { dir: tempfile::tempdir().unwrap(), listen: own_address(), transport }
+        Site { dir: tempfile::tempdir().unwrap(), listen: own_address(transport), transport }
     }
 
     /// A server that clients of other hosts reach, too, by this address of this one.
@@ -185,6 +205,7 @@ impl Site {
             Transport::Shm => format!("kv+shm://{}", self.socket().display()),
             Transport::Tcp => format!("kv+tcp://{}", self.listen),
             Transport::Verbs => format!("kv+rdma://{}", self.listen),
+            Transport::VerbsCm => format!("kv+rdma://{}?cm=rdma", self.listen),
         }
     }
 

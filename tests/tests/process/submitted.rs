@@ -10,7 +10,7 @@ use crate::live::wait_for;
 
 /// Short, because the test waits for it; nothing depends on how short. By an emulated device it takes a while to connect.
 fn timeout(transport: Transport) -> Duration {
-    Duration::from_millis(if transport == Transport::Verbs { 4000 } else { 300 })
+    Duration::from_millis(if transport.is_rdma() { 4000 } else { 300 })
 }
 
 fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: Transport) {
@@ -31,7 +31,7 @@ fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: 
             }
             Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
             Outcome::Get(result) if done.ticket == aside => match transport {
-                Transport::Shm | Transport::Verbs => {
+                Transport::Shm | Transport::Verbs | Transport::VerbsCm => {
                     assert_eq!(result.unwrap().unwrap().bytes, b"value")
                 }
                 Transport::Tcp => assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}"),

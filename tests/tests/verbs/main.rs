@@ -21,7 +21,7 @@ mod shared;
 #[path = "../flow/sizes.rs"]
 mod sizes;
 
-/// Makes each scenario, a function of a `Transport`, a test over RDMA.
+/// Makes each scenario, a function of a `Transport`, a test over RDMA, connected in both ways.
 macro_rules! over_each_transport {
     ($($scenario:ident),+ $(,)?) => {
         mod verbs {
@@ -29,6 +29,13 @@ macro_rules! over_each_transport {
             #[ignore = "needs an RDMA device"]
             fn $scenario() {
                 super::$scenario(crate::live::server::Transport::Verbs);
+            })+
+        }
+        mod verbs_cm {
+            $(#[test]
+            #[ignore = "needs an RDMA device"]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::VerbsCm);
             })+
         }
     };
@@ -64,4 +71,8 @@ mod workloads;
 
 mod process {
     scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+}
+
+mod process_cm {
+    scenarios!(crate::live::server::verbs_cm_process, #[ignore = "needs an RDMA device"]);
 }

@@ -26,7 +26,7 @@ fn invited(address: &Address) -> (TcpStream, Vec<u8>) {
 }
 
 /// A client's half, made of the server's: the same port, and a queue pair that there is not.
-fn half_of(server: &[u8]) -> Vec<u8> {
+pub(crate) fn half_of(server: &[u8]) -> Vec<u8> {
     let mut half = server.to_vec();
     half[0] = 2;
     half[24..28].copy_from_slice(&(1_u32 << 14).to_le_bytes());
@@ -128,17 +128,25 @@ fn failures() -> usize {
 fn failed_handshakes_leave_nothing() {
     let _alone = crate::alone();
     let site = Site::over(Transport::Verbs);
+    assert_failures_leave_nothing(&site, 450, failures(), |count| {
+        println!("each of a kind took {:?}", fail(&site.listen, count));
+    });
+}
+
+/// A server's client is not harmed by `count` connections that fail, and neither the server nor the device has more than
+/// after the first ones. `fail` makes so many of them, in all ways.
+pub(crate) fn assert_failures_leave_nothing(site: &Site, first: usize, count: usize, fail: impl Fn(usize)) {
     let server = site.serve();
     let mut client = site.connect(PATIENCE);
     client.put(b"key", &value_of(1, 100_000)).unwrap();
     // The first ones make what stays: receives for a few clients at once.
-    fail(&site.listen, 450);
+    fail(first);
     let before = server.footprint_of_one(&mut client);
     wait_for("queue pairs of the first failures are gone", || is_alone().then_some(()));
     let (objects, resident) = (device::objects(), procfs::resident_bytes(server.pid()));
-    let (count, began) = (failures(), Instant::now());
-    let times = fail(&site.listen, count);
-    println!("{count} failures took {:?}, each of a kind {times:?}", began.elapsed());
+    let began = Instant::now();
+    fail(count);
+    println!("{count} failures took {:?}", began.elapsed());
     server.wait_for_footprint(before, &mut client);
     if objects.is_none() {
         not_run("objects of the device", "there is no `rdma resource`");

@@ -6,6 +6,8 @@ mod live;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
+#[cfg(feature = "verbs")]
+mod meeting;
 mod raw_reads;
 #[cfg(feature = "verbs")]
 mod registered;

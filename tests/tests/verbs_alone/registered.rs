@@ -17,7 +17,7 @@ use kv_common::transport::{ReadBuffer, Transport as _, UserMemory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::device;
+use crate::live::device;
 use crate::live::helper::{Helper, told};
 use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, deadline, not_run, value_of, wait_for};
