@@ -79,8 +79,8 @@ end=$((SECONDS + 600))
 if [ "${KV_RIG:-}" = host ]; then
     run verbs --host --timeout 300 -- "$@" || failed=1
 elif [ -n "$guests" ]; then
-    # Half of a minute to boot two guests, and time for what they do, if there is anything for two.
-    [ -s "$work/wire/binaries" ] && reserve=180 || reserve=0
+    # A minute to boot two guests on a busy machine, and time for what they do, if there is anything for two.
+    [ -s "$work/wire/binaries" ] && reserve=240 || reserve=0
     run verbs "${iwarp[@]}" --timeout $((end - SECONDS - reserve)) -- "$@" || failed=1
 else
     not_run verbs "$why"

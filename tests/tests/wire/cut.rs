@@ -6,7 +6,7 @@ use super::hand::{Hand, on_two_machines};
 use super::link::Link;
 use super::load::Report;
 use super::world::{World, all_errors};
-use crate::live::{PATIENCE, not_run};
+use crate::live::{PATIENCE, not_run, wait_for};
 
 /// A device gives a peer up after 470 ms at least.
 const SHORT: Duration = Duration::from_millis(100);
@@ -54,6 +54,7 @@ fn a_short_cut_is_not_noticed() {
 fn a_cut_of_three_seconds_ends_in_typed_errors_and_then_in_new_connections() {
     on_two_machines("cut", |hand| {
         let world = World::new(format!("kv+rdma://{}", hand.serve()), TIMEOUTS.len());
+        let before = hand.held();
         let mut times = None;
         let reports = world.play(&TIMEOUTS, |world| {
             world.wait_for_operations(50);
@@ -66,6 +67,8 @@ fn a_cut_of_three_seconds_ends_in_typed_errors_and_then_in_new_connections() {
         for report in &reports {
             judge(report, began, ended);
         }
+        // Of the connections that were lost the server has nothing any more.
+        wait_for("queue pairs are gone", || (hand.held().queue_pairs <= before.queue_pairs).then_some(()));
     });
 }
 
