@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use kv_client::{Client, Completion, Outcome, Ticket};
+use kv_client::{Client, Completion, Options, Outcome, Ticket};
 
 use crate::live::helper::{Helper, told};
 use crate::live::server::{Needs, Site, Transport};
@@ -34,7 +34,9 @@ fn helper_puts() {
     let Some(word) = told() else { return };
     let (round, url) = word.split_once(' ').unwrap();
     let round: u64 = round.parse().unwrap();
-    let mut client = Client::connect(url).unwrap();
+    // Other tests may keep the machine busy.
+    let options = Options { timeout: PATIENCE, ..Options::default() };
+    let mut client = Client::connect_with(url, &options).unwrap();
     let mut under_way: HashMap<Ticket, u64> = HashMap::new();
     for number in 1.. {
         while under_way.len() >= DEPTH {
