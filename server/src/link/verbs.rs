@@ -29,9 +29,9 @@ const LOOKS_MIN: u32 = 256;
 const LOOKS_MAX: u32 = 4096;
 /// Looks in vain, one after the other, after which each lets others run first: a software device does its work in threads
 /// of the kernel, which get no processor while all of them look.
-const LOOKS_BEFORE_YIELD: u32 = 16;
+const LOOKS_BEFORE_YIELD: u32 = 64;
 /// How long the worker looks in vain at most, however many looks that is: where a look takes long it would look for ever.
-const LOOK_TIME_MAX: Duration = Duration::from_micros(200);
+const LOOK_TIME_MAX: Duration = Duration::from_millis(1);
 
 /// A client's queue pair and control connection.
 pub(crate) struct VerbsLink {
