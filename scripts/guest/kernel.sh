@@ -139,7 +139,8 @@ build_siw() {
     local compiler
     compiler=$(sed -n 's/^CC = .*\(gcc-[0-9]*\)$/\1/p' "$headers/.kernelvariables")
     need "$compiler" "$compiler" "the kernel was built with it"
-    make -s -C "$headers" M="$source" CONFIG_RDMA_SIW=m modules >/dev/null || die "cannot build the module siw"
+    make -s -C "$headers" M="$source" CONFIG_RDMA_SIW=m modules >"$build/log" 2>&1 ||
+        { tail -n 20 "$build/log"; die "cannot build the module siw"; }
     mkdir -p "$1/lib/modules/$2/extra"
     strip --strip-debug -o "$1/lib/modules/$2/extra/siw.ko" "$source/siw.ko"
     depmod -b "$1" "$2"
