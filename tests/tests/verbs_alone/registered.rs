@@ -157,14 +157,16 @@ fn nothing_lands_in_memory_that_was_taken_back_from_a_read() {
 #[ignore = "run by another test, in a process of its own"]
 fn helper_may_not_lock_memory() {
     let Some(url) = told() else { return };
-    let mut client = Client::connect(&url).unwrap();
-    client.put(b"key", b"value").unwrap();
-    let mut buffer = client.register(100).unwrap();
-    let Rlimit { maximum, .. } = getrlimit(Resource::Memlock);
-    setrlimit(Resource::Memlock, Rlimit { current: Some(64 << 10), maximum }).unwrap();
+    // First: the device takes requests only from who opened it.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();
+    let Rlimit { maximum, .. } = getrlimit(Resource::Memlock);
+    setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum }).unwrap();
+    let mut client = Client::connect(&url).unwrap();
+    client.put(b"key", b"value").unwrap();
+    let mut buffer = client.register(100).unwrap();
+    setrlimit(Resource::Memlock, Rlimit { current: Some(64 << 10), maximum }).unwrap();
     let refused = client.register(1 << 20);
     let Err(Error::NotRegistered { bytes, reason }) = refused else { panic!("{refused:?}") };
     assert!(bytes > 1 << 20, "{bytes}");
