@@ -41,7 +41,21 @@ impl Adapter {
 
     /// Asks for a connection with a queue pair of its own.
     fn ask(&self, to: SocketAddr, private_data: &[u8]) -> Requested {
-        let resolved = Resolved::resolve(to, None, PATIENCE).unwrap();
+        let is_taken = |error: &CmError| {
+            let CmError::Verb(error) = error else { return false };
+            error.source.kind() == std::io::ErrorKind::AddrInUse
+        };
+        // On iWARP the port that rdma_cm chooses may be one of TCP's that is taken.
+        loop {
+            match self.try_ask(to, private_data) {
+                Err(error) if is_taken(&error) => {}
+                asked => return asked.unwrap(),
+            }
+        }
+    }
+
+    fn try_ask(&self, to: SocketAddr, private_data: &[u8]) -> Result<Requested, CmError> {
+        let resolved = Resolved::resolve(to, None, PATIENCE)?;
         assert_eq!(resolved.device(), self.context.device().name);
         let options = QueuePairOptions {
             domain: &self.domain,
@@ -50,9 +64,9 @@ impl Adapter {
             shared_receive: None,
             capacity: Capacity { sends: 4, receives: 4, inline_bytes: 0 },
         };
-        let pair: QueuePair<Rc, Reset> = QueuePair::create(&options).unwrap();
-        let pair = resolved.initialize(pair, RemoteRights::Read).unwrap();
-        resolved.request(pair, &cm_options(private_data)).unwrap()
+        let pair: QueuePair<Rc, Reset> = QueuePair::create(&options)?;
+        let pair = resolved.initialize(pair, RemoteRights::Read)?;
+        resolved.request(pair, &cm_options(private_data))
     }
 
     fn finish(&self, requested: Requested) -> Result<Connected, CmError> {

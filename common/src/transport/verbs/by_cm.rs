@@ -13,13 +13,16 @@ use crate::verbs::{Endpoint, PathError, QueuePair, Rc, RemoteRights, Reset, Retr
 const REASON_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl ConnectError {
-    /// True if beginning anew may help: a packet of rdma_cm was lost, which the system would repeat after seconds only, or
-    /// the server's system has to forget a connection of before.
+    /// True if beginning anew may help: a packet of rdma_cm was lost, which the system would repeat after seconds only; or
+    /// the server's system has to forget a connection of before; or the port that rdma_cm chose for this side is one of
+    /// TCP's that is taken, which matters on iWARP.
     pub fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            ConnectError::Cm(CmError::Timeout { .. } | CmError::Rejected { reason: STALE_CONNECTION, .. })
-        )
+        match self {
+            ConnectError::Cm(CmError::Timeout { .. }) => true,
+            ConnectError::Cm(CmError::Rejected { reason, .. }) => *reason == STALE_CONNECTION,
+            ConnectError::Cm(CmError::Verb(error)) => error.errno() == Some(libc::EADDRINUSE),
+            _ => false,
+        }
     }
 }
 
