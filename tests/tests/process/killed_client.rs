@@ -28,6 +28,10 @@ fn value(round: u64, number: u64) -> Vec<u8> {
     [&number.to_le_bytes()[..], &value_of(round << 32 | number, len_bytes)].concat()
 }
 
+fn connect(url: &str) -> Client {
+    Client::connect_with(url, &Options { timeout: PATIENCE, ..Options::default() }).unwrap()
+}
+
 /// Not a test of its own: puts until it is killed, and says what it begins and what was acknowledged.
 #[test]
 #[ignore = "run by another test, which kills it"]
@@ -35,9 +39,7 @@ fn helper_puts() {
     let Some(word) = told() else { return };
     let (round, url) = word.split_once(' ').unwrap();
     let round: u64 = round.parse().unwrap();
-    // Other tests may keep the machine busy.
-    let options = Options { timeout: PATIENCE, ..Options::default() };
-    let mut client = Client::connect_with(url, &options).unwrap();
+    let mut client = connect(url);
     let mut under_way: HashMap<Ticket, u64> = HashMap::new();
     for number in 1.. {
         while under_way.len() >= DEPTH {
@@ -105,8 +107,7 @@ pub(crate) fn kill_clients(url: &str, client: &mut Client, rounds: Range<u64>) {
     let mut random = Random::new(7 + rounds.start);
     thread::scope(|scope| {
         let bystander = scope.spawn(|| {
-            let options = Options { timeout: PATIENCE, ..Options::default() };
-            let mut client = Client::connect_with(url, &options).unwrap();
+            let mut client = connect(url);
             let mut written = 0;
             while !is_over.load(Ordering::Relaxed) || written == 0 {
                 let value = value(u64::MAX >> 32, written);

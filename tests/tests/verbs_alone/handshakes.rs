@@ -49,8 +49,11 @@ fn last_words(mut stream: TcpStream) -> Vec<u8> {
     }
 }
 
+/// A name for people, and what is done.
+type Failure = (&'static str, fn(&Address));
+
 /// Ways in which a connection fails; the last five of them when the server has a queue pair for it.
-const FAILURES: [(&str, fn(&Address)); 9] = [
+const FAILURES: [Failure; 9] = [
     ("closed before a word", |address| drop(connect(address, deadline()).unwrap())),
     ("half a hello", |address| {
         let mut stream = connect(address, deadline()).unwrap();

@@ -9,8 +9,8 @@ use super::link::{self, Link};
 use crate::live::server::{Needs, Server, Site};
 use crate::live::{PATIENCE, device, procfs};
 
-/// Longer than the other machine may need for anything.
-const SILENCE_MAX: Duration = Duration::from_secs(PATIENCE.as_secs() + 30);
+/// Longer than the other machine is busy with anything.
+const SILENCE_MAX: Duration = Duration::from_secs(4 * PATIENCE.as_secs());
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const FAILED: &str = "failed";
 const END: &str = "end";
