@@ -5,7 +5,7 @@ use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::tcp::client::TcpTransport;
 #[cfg(feature = "verbs")]
 use kv_common::transport::verbs::client::VerbsTransport;
-use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
+use kv_common::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 
 /// One of the transports.
 // In place, one per client: a GET goes through it.
@@ -88,18 +88,27 @@ macro_rules! shm_first {
 }
 
 impl Transport for AnyTransport {
-    #[inline]
+    // Always: the compiler would make it a call as soon as a program has two kinds of GET.
+    #[inline(always)]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         shm_first!(self, transport => transport.read_now(at_word, out))
     }
 
-    #[inline]
+    #[inline(always)]
     fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
         shm_first!(self, transport => transport.guard_now())
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         each!(self, transport => transport.post_read(token, at_word, buffer));
+    }
+
+    fn register(&mut self, memory: &mut UserMemory) -> Result<(), String> {
+        each!(self, transport => transport.register(memory))
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        each!(self, transport => transport.take_back(token))
     }
 
     #[inline]
@@ -169,7 +178,7 @@ impl Transport for Lost {
         Err(Broken::Closed)
     }
 
-    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
+    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: ReadBuffer) {
         unreachable!("nothing is posted on a connection that is known to be lost")
     }
 

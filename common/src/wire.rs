@@ -14,7 +14,7 @@ use crate::layout::{LineNumber, Slot};
 use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 
 /// Version of the messages and of the hello; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv_common::limits::{READ_MAX_WORDS, TCP_UNSENT_MAX_BYTES};
 use kv_common::region::bytes_of;
 use kv_common::transport::tcp::client::TcpTransport;
-use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
+use kv_common::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 use proptest::prelude::*;
 
 const STAGING_BYTES: u64 = 1 << 20;
@@ -58,7 +58,7 @@ fn reads_complete_in_order_however_their_words_are_cut() {
     let words =
         move |i: usize| -> Vec<u64> { (0..lens[i] as u64).map(|word| word << 8 | i as u64).collect() };
     for (i, &len) in lens.iter().enumerate() {
-        transport.post_read(i as u64 + 100, i, vec![0; len]);
+        transport.post_read(i as u64 + 100, i, vec![0; len].into());
     }
     transport.flush();
     for (i, &len) in lens.iter().enumerate() {
@@ -88,7 +88,7 @@ fn after_a_break_each_read_completes_once_with_an_error_and_then_nothing() {
     for cut in [0, 3, 8, 16, 20] {
         let (mut transport, mut server) = pair();
         for token in 1..=5 {
-            transport.post_read(token, 0, vec![0; 4]);
+            transport.post_read(token, 0, vec![0; 4].into());
         }
         transport.flush();
         received(&mut server, 5 * 32);
@@ -108,11 +108,48 @@ fn after_a_break_each_read_completes_once_with_an_error_and_then_nothing() {
         }
         assert!(matches!(transport.poll(), Err(Broken::Closed)));
         // Also one that is posted afterwards.
-        transport.post_read(6, 0, vec![0; 1]);
+        transport.post_read(6, 0, vec![0; 1].into());
         assert!(matches!(transport.poll(), Ok(Some(Event::Read { token: 6, result: Err(_), .. }))));
         assert!(matches!(transport.poll(), Err(Broken::Closed)));
         assert!(matches!(transport.send(&[b"late"]), Err(SendError::Broken(Broken::Closed))));
         assert!(matches!(transport.stage(0, 1), Err(SendError::Broken(Broken::Closed))));
+    }
+}
+
+#[test]
+fn memory_that_was_taken_back_gets_nothing_more_and_the_connection_goes_on() {
+    const WORDS: usize = 512;
+    let words: Vec<u64> = (1..=WORDS as u64).collect();
+    // Before the answer, and at several places in it.
+    for cut in [0, 16, 16 + 800, 16 + 4000] {
+        let (mut transport, mut server) = pair();
+        let mut memory = Box::new(UserMemory::new(WORDS * 8).unwrap());
+        assert_eq!(transport.register(&mut memory), Ok(()));
+        transport.post_read(7, 0, ReadBuffer::User { memory, len_words: WORDS });
+        transport.flush();
+        received(&mut server, 32);
+        let reply = read_reply(7, &words);
+        server.write_all(&reply[..cut]).unwrap();
+        for _ in 0..1000 {
+            assert!(transport.poll().unwrap().is_none());
+        }
+        assert!(transport.take_back(8).is_none(), "no such READ is under way");
+        let memory = transport.take_back(7).unwrap();
+        assert!(transport.take_back(7).is_none(), "once");
+        let landed = memory.words().to_vec();
+        server.write_all(&reply[cut..]).unwrap();
+        let Ok(Event::Read { token: 7, buffer, result: Ok(()) }) = next(&mut transport) else {
+            panic!("the first READ")
+        };
+        assert_eq!(buffer.into_user().unwrap_err().len(), WORDS);
+        assert_eq!(memory.words(), landed, "cut at {cut}");
+        transport.post_read(8, 0, ReadBuffer::User { memory, len_words: WORDS });
+        transport.flush();
+        server.write_all(&read_reply(8, &words)).unwrap();
+        let Ok(Event::Read { token: 8, buffer, result: Ok(()) }) = next(&mut transport) else {
+            panic!("the second READ")
+        };
+        assert_eq!(buffer.into_user().unwrap().words(), words);
     }
 }
 
@@ -133,7 +170,7 @@ fn servers_that_break_the_protocol_are_named() {
     ];
     for (name, bytes) in forged {
         let (mut transport, mut server) = pair();
-        transport.post_read(7, 0, vec![0; 2]);
+        transport.post_read(7, 0, vec![0; 2].into());
         transport.flush();
         server.write_all(&bytes).unwrap();
         match next(&mut transport) {
@@ -216,7 +253,7 @@ proptest! {
     ) {
         let (mut transport, mut server) = pair();
         for token in 0..3 {
-            transport.post_read(token, 0, vec![0; 2]);
+            transport.post_read(token, 0, vec![0; 2].into());
         }
         let bytes = if is_framed { frame(kind, &bytes) } else { bytes };
         server.write_all(&bytes).unwrap();

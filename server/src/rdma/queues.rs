@@ -6,7 +6,7 @@
 //! Nothing here can overrun: a queue pair is admitted only if receives for all its messages and completions for everything
 //! that it can have posted fit, whatever fails.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +17,7 @@ use kv_common::verbs::{
     ProtectionDomain, SendOnly, SharedReceiveQueue,
 };
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use tracing::error;
 
 use super::RdmaError;
@@ -51,7 +52,8 @@ struct State {
 
 /// All but the room for completions, so that these can be looked at while this changes.
 struct Came {
-    pairs: HashMap<u32, Pair>,
+    /// By number. The device gives the numbers, so nobody chooses ones that collide.
+    pairs: FxHashMap<u32, Pair>,
     buffers: Buffers,
     replies: ReplyBuffers,
     /// Tokens of clients that have something and are not looked at.
@@ -110,6 +112,9 @@ impl Queues {
     ) -> Result<Queues, RdmaError> {
         let context = domain.context();
         let limits = context.attributes()?;
+        if limits.shared_receive_requests_max == 0 || limits.shared_receive_queues_max == 0 {
+            return Err(RdmaError::NoSharedReceives { device: context.device().name.clone() });
+        }
         let pairs_max = clients_max
             .min(limits.completions_max as usize / (RECEIVES_PER_PAIR + SENDS_PER_PAIR))
             .min(limits.shared_receive_requests_max as usize / RECEIVES_PER_PAIR);
@@ -124,7 +129,7 @@ impl Queues {
             CompletionQueue::create(context, entries as u32, id, Some(&channel), worker as u32)?;
         let receives = SharedReceiveQueue::create(domain, (pairs_max * RECEIVES_PER_PAIR) as u32, id)?;
         let (buffers, replies) = (Buffers::new(), ReplyBuffers::register(domain)?);
-        let came = Came { pairs: HashMap::new(), buffers, replies, woken: Vec::new() };
+        let came = Came { pairs: FxHashMap::default(), buffers, replies, woken: Vec::new() };
         let room = Completions::with_capacity(COMPLETIONS_PER_POLL);
         Ok(Queues {
             domain: Arc::clone(domain),

@@ -93,7 +93,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let shared = Arc::new(
         Shared::new(config.workers, clients_max, table.growth_signal()).map_err(os("make an eventfd"))?,
     );
-    let rdma = rdma::start(&config, &shared, &table)?;
+    let rdma = rdma::start(&config, listen_address, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
     let admission = admission(&config, memory, &table, rdma.is_some())?;
     let (report, ended) = mpsc::channel();

@@ -9,7 +9,7 @@ use super::spin::Spin;
 use crate::layout::superblock;
 use crate::region::{ReadWords, Words};
 use crate::ring::{Consumer, Producer, PushError};
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport};
 
 /// Byte of the owner word.
 const OWNER_BYTE: usize = superblock::OWNER * 8;
@@ -66,20 +66,21 @@ fn not_alive(state: OwnerState) -> Broken {
 }
 
 impl Transport for ShmTransport {
-    #[inline]
+    // Always, as in what dispatches to it: a GET is little more than this.
+    #[inline(always)]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         self.region.copy_out(at_word, out);
         Ok(ReadNow::Done)
     }
 
-    #[inline]
+    #[inline(always)]
     fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
         let place_epoch = self.region.load(superblock::PLACE_EPOCH);
         self.check_owner()?;
         Ok(Some(place_epoch))
     }
 
-    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
+    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: ReadBuffer) {
         unreachable!("every READ of this transport is served by read_now")
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A READ ends in registered memory of the connection and is copied from there into the driver's buffer when it completes:
 //! that is some nanoseconds per line, and it makes the buffers independent of the device. Registering them would take
-//! microseconds each.
+//! microseconds each. A READ into memory that the user registered once ends there, without a copy.
 
 use std::io;
 use std::net::TcpStream;
@@ -17,7 +17,8 @@ use rustix::net::{RecvFlags, recv};
 use super::work::{Read, Work};
 use crate::region::Words;
 use crate::transport::shm::spin::Spin;
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
+use crate::verbs::cm::CmConnection;
 use crate::verbs::{
     AsyncEvent, CompletionChannel, CompletionQueue, Completions, Context, LocalPort, MemoryRegion,
     QueuePairEvent, RemoteReadable,
@@ -48,6 +49,8 @@ pub struct VerbsTransport {
     port: LocalPort,
     staging: MemoryRegion<RemoteReadable>,
     control: TcpStream,
+    /// Dropped after the queue pair, which is in `work`.
+    _cm: Option<CmConnection>,
     broken: Option<Broken>,
     spin: Spin,
     epoch: Instant,
@@ -62,11 +65,13 @@ pub(super) struct Parts {
     pub(super) port: LocalPort,
     pub(super) staging: MemoryRegion<RemoteReadable>,
     pub(super) control: TcpStream,
+    /// If rdma_cm made it.
+    pub(super) cm: Option<CmConnection>,
 }
 
 impl VerbsTransport {
     pub(super) fn new(parts: Parts) -> VerbsTransport {
-        let Parts { work, queue, channel, port, staging, control } = parts;
+        let Parts { work, queue, channel, port, staging, control, cm } = parts;
         VerbsTransport {
             work,
             queue,
@@ -76,6 +81,7 @@ impl VerbsTransport {
             port,
             staging,
             control,
+            _cm: cm,
             broken: None,
             spin: Spin::new(Spin::MIN_LOOKS, Spin::MAX_LOOKS),
             epoch: Instant::now(),
@@ -245,13 +251,29 @@ impl Transport for VerbsTransport {
         }
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         if let Some(broken) = self.broken.clone() {
             return self.work.events.push_back(Event::Read { token, buffer, result: Err(broken) });
         }
         if let Err(broken) = self.work.read(Read { token, at_word, buffer }) {
             self.break_with(broken);
         }
+    }
+
+    #[inline]
+    fn register(&mut self, memory: &mut UserMemory) -> Result<(), String> {
+        memory.register(self.staging.domain()).map_err(|error| error.to_string())
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        if let Some(memory) = self.work.take_user(token) {
+            return Some(memory);
+        }
+        if self.broken.is_none() {
+            // A READ cannot be called back alone. This ends with the device having nothing of this connection any more.
+            self.break_with(Broken::Rdma { what: "a READ was not done by the deadline of its GET".into() });
+        }
+        self.work.take_user(token)
     }
 
     #[inline]
