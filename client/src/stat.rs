@@ -63,9 +63,8 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
     if workers > WORKERS_MAX as u64 {
         return Err(IdentityError::Field { field: "workers", found: workers }.into());
     }
-    // The page of growth, then those of the workers.
-    let pages_words = (workers as usize + 1) * superblock::COUNTER_WORDS;
-    let pages = driver.read_words_blocking(superblock::GROWTH_COUNTERS, pages_words)?;
+    let pages_words = superblock::counter_pages(workers as usize).count() * superblock::COUNTER_WORDS;
+    let pages = driver.read_words_blocking(superblock::COUNTERS_FIRST, pages_words)?;
     let counters = COUNTER_NAMES.iter().enumerate().map(|(i, &name)| {
         let of_page = |page: &[u64]| page[i];
         (name, pages.chunks_exact(superblock::COUNTER_WORDS).map(of_page).fold(0, u64::wrapping_add))

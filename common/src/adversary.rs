@@ -17,8 +17,6 @@ use std::rc::Rc;
 ///   as a remote reader does;
 /// * a reader that does not compare lengths with what it read: a place keeps its class as long as segments do, so whatever
 ///   block is found there has lengths that fit. (Arbitrary words, which no server writes, are for the tests of `block`.)
-///
-/// Nor what concerns places of another epoch: as long as segments are not given another kind, there are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
     /// The reader does not compare the check word.
@@ -71,11 +69,17 @@ pub enum Mutant {
     SplitLineByLine,
     /// A write to a key that a split has copied leaves the copy of its slot as it was.
     ForgetTwin,
+    /// A segment gets another use without a new place epoch.
+    KeepPlaceEpoch,
+    /// A segment gets another use right after the place epoch was raised.
+    ReuseWithoutLease,
+    /// The reader accepts a block whose place it learned under another place epoch.
+    SkipPlaceEpoch,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 25] = [
+    pub const ALL: [Mutant; 28] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -101,6 +105,9 @@ impl Mutant {
         Mutant::PublishBeforeCopy,
         Mutant::SplitLineByLine,
         Mutant::ForgetTwin,
+        Mutant::KeepPlaceEpoch,
+        Mutant::ReuseWithoutLease,
+        Mutant::SkipPlaceEpoch,
     ];
 }
 

@@ -88,10 +88,19 @@ pub mod superblock {
     pub const COUNTER_WORDS: usize = 64;
     /// The counter page of whoever splits index segments, in front of the workers'.
     pub const GROWTH_COUNTERS: usize = COUNTERS - COUNTER_WORDS;
+    /// The counter page of whoever makes segments free, in front of that.
+    pub const SPACE_COUNTERS: usize = GROWTH_COUNTERS - COUNTER_WORDS;
+    /// The first of the counter pages, which follow each other.
+    pub const COUNTERS_FIRST: usize = SPACE_COUNTERS;
+
+    /// Where the counter pages of a server with so many workers start.
+    pub fn counter_pages(workers: usize) -> impl Iterator<Item = usize> {
+        (COUNTERS_FIRST..COUNTERS + workers * COUNTER_WORDS).step_by(COUNTER_WORDS)
+    }
     /// First entry of the segment table.
     pub const SEGMENT_TABLE: usize = 8192;
 
-    const _: () = assert!(INTENTS + crate::limits::WORKERS_MAX * INTENT_WORDS <= GROWTH_COUNTERS);
+    const _: () = assert!(INTENTS + crate::limits::WORKERS_MAX * INTENT_WORDS <= COUNTERS_FIRST);
     const _: () = assert!(COUNTERS + crate::limits::WORKERS_MAX * COUNTER_WORDS <= SEGMENT_TABLE);
     const _: () = assert!(OWNER.is_multiple_of(8) && LEASE_NS < OWNER + 8, "the guard is one cache line");
     const _: () = assert!(IDENTITY_WORDS <= INTENTS && STARTED_NS < IDENTITY_WORDS);
@@ -134,10 +143,16 @@ pub enum Counter {
     KeysMoved,
     /// Inserts that found no room and waited for a split.
     InsertsWaited,
+    /// Blocks that were moved to empty their segment.
+    BlocksMoved,
+    /// Segments that were emptied and are free for any use.
+    SegmentsReused,
+    /// Writes that found no room and waited for a segment.
+    WritesWaited,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 20] = [
+pub const COUNTER_NAMES: [&str; 23] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -158,6 +173,9 @@ pub const COUNTER_NAMES: [&str; 20] = [
     "splits_under_way",
     "keys_moved",
     "inserts_waited",
+    "blocks_moved",
+    "segments_reused",
+    "writes_waited",
 ];
 
 const _: () = assert!(COUNTER_NAMES.len() <= superblock::COUNTER_WORDS);

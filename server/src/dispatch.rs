@@ -6,7 +6,7 @@ use kv_common::limits::REPLY_CHUNK_BYTES;
 use kv_common::region::Words;
 use kv_common::wire::{Malformed, Op, Refusal, Reply, Request, Status};
 
-use crate::table::{Outcome, Value, Worker, Written, value_bytes};
+use crate::table::{Outcome, Value, Waiting, Worker, Written, value_bytes};
 
 /// Where replies go, one message per call.
 type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
@@ -17,7 +17,30 @@ impl Worker {
     ///
     /// Any bytes may come: what is no request is refused, under sequence number 0 if it has none.
     pub fn handle(&mut self, session: u64, message: &[u8], staging: Option<&Words>, sink: Sink<'_>) {
-        self.count(Counter::Requests);
+        self.serve_message(session, message, staging, None, sink);
+    }
+
+    /// The same, of a caller who can come back with a request that needs room that is being made: then it is false, and
+    /// nothing was done or answered. `waiting` is that request's, from the first time to the last.
+    pub fn handle_or_wait(
+        &mut self,
+        session: u64,
+        message: &[u8],
+        staging: Option<&Words>,
+        waiting: &mut Waiting,
+        sink: Sink<'_>,
+    ) -> bool {
+        self.serve_message(session, message, staging, Some(waiting), sink)
+    }
+
+    fn serve_message(
+        &mut self,
+        session: u64,
+        message: &[u8],
+        staging: Option<&Words>,
+        waiting: Option<&mut Waiting>,
+        sink: Sink<'_>,
+    ) -> bool {
         let served = match Request::decode(message) {
             Err((seq, refusal)) => Err((seq.unwrap_or(0), refusal)),
             Ok(request) if request.session != session => {
@@ -25,10 +48,17 @@ impl Worker {
             }
             Ok(request) => self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal)),
         };
+        if let Err((_, Refusal::RegionFull { .. } | Refusal::IndexFull { .. })) = served
+            && waiting.is_some_and(|waiting| self.is_worth_waiting(waiting))
+        {
+            return false;
+        }
+        self.count(Counter::Requests);
         if let Err((seq, refusal)) = served {
             self.count(Counter::Refused);
             sink(&Reply::new(seq, Status::Refused(refusal), 0));
         }
+        true
     }
 
     fn serve(

@@ -31,6 +31,7 @@ mod rate;
 mod rdma;
 mod running;
 mod session;
+mod space;
 mod shared;
 mod startup;
 mod summary;

@@ -23,7 +23,14 @@ pub(crate) struct Session {
     link: Link,
     /// The link's, in a view of its own: replies go out by the link while the table looks at it.
     staging: Words,
+    /// A request that waits for room. None is taken before it is answered.
+    parked: Option<Parked>,
     _slot: ClientSlot,
+}
+
+struct Parked {
+    message: Vec<u8>,
+    waiting: table::Waiting,
 }
 
 /// What a turn with a client came to.
@@ -53,7 +60,7 @@ pub(crate) enum Mode {
 impl Session {
     pub(crate) fn new(number: u64, peer: Peer, link: Link, slot: ClientSlot) -> Session {
         let staging = link.staging().clone();
-        Session { number, peer, spin: link.spin(), link, staging, _slot: slot }
+        Session { number, peer, spin: link.spin(), link, staging, parked: None, _slot: slot }
     }
 
     /// Serves a few requests, if replies before them could be handed over. `message` is room for a request.
@@ -75,11 +82,20 @@ impl Session {
     fn serve(&mut self, table: &mut table::Worker, message: &mut Vec<u8>, mode: Mode) -> Result<Turn, End> {
         let (mut requests, mut others) = (0, 0);
         let has_progress = self.link.flush()?;
-        while self.link.has_room() && requests + others < REQUESTS_PER_TURN {
+        if let Some(mut parked) = self.parked.take_if(|_| self.link.has_room())
+            && !self.answer(table, &parked.message, &mut parked.waiting, mode).map_err(End::Malformed)?
+        {
+            self.parked = Some(parked);
+        }
+        while self.parked.is_none() && self.link.has_room() && requests + others < REQUESTS_PER_TURN {
             match self.link.next(message)? {
                 Next::Request => {
-                    self.answer(table, message, mode).map_err(End::Malformed)?;
-                    requests += 1;
+                    let mut waiting = table::Waiting::default();
+                    if self.answer(table, message, &mut waiting, mode).map_err(End::Malformed)? {
+                        requests += 1;
+                    } else {
+                        self.parked = Some(Parked { message: message.clone(), waiting });
+                    }
                 }
                 Next::Served => others += 1,
                 Next::Nothing if requests + others == 0 => return Ok(Turn::Nothing),
@@ -89,9 +105,15 @@ impl Session {
         Ok(if requests + others == 0 { Turn::Stalled { has_progress } } else { Turn::Served(requests) })
     }
 
-    /// Answers one request. A message that is none is an error after it was answered: who sends such things cannot be
+    /// Answers one request; false if it waits for room. A message that is none is an error after it was answered: who sends such things cannot be
     /// trusted with what follows.
-    fn answer(&mut self, table: &mut table::Worker, message: &[u8], mode: Mode) -> Result<(), Malformed> {
+    fn answer(
+        &mut self,
+        table: &mut table::Worker,
+        message: &[u8],
+        waiting: &mut table::Waiting,
+        mode: Mode,
+    ) -> Result<bool, Malformed> {
         let mut malformed = None;
         let link = &mut self.link;
         let mut sink = |reply: &Reply<'_>| {
@@ -100,11 +122,16 @@ impl Session {
             }
             link.push(reply);
         };
-        match mode {
-            Mode::Serve => table.handle(self.number, message, Some(&self.staging), &mut sink),
-            Mode::Refuse => sink(&refusal_while_draining(message)),
-        }
-        malformed.map_or(Ok(()), Err)
+        let is_answered = match mode {
+            Mode::Serve => {
+                table.handle_or_wait(self.number, message, Some(&self.staging), waiting, &mut sink)
+            }
+            Mode::Refuse => {
+                sink(&refusal_while_draining(message));
+                true
+            }
+        };
+        malformed.map_or(Ok(is_answered), Err)
     }
 
     /// Takes what made the descriptor ready, if that is not a request itself.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::accept::Listeners;
 use crate::poller::Waker;
 use crate::session::Session;
-use crate::table::GrowthSignal;
+use crate::table::{GrowthSignal, Table};
 
 /// State of a whole server.
 pub(crate) struct Shared {
@@ -18,8 +18,8 @@ pub(crate) struct Shared {
     /// Rung when the server is to stop.
     pub(crate) accept_waker: Arc<Waker>,
     pub(crate) mailboxes: Vec<Mailbox>,
-    /// Wakes the thread that splits index segments.
-    growth_signal: Arc<GrowthSignal>,
+    /// Wake the threads that split index segments and that make segments free.
+    table_signals: [Arc<GrowthSignal>; 2],
     /// The sockets once nobody is accepted any more. Path and port stay taken until the region has no writer: a successor
     /// must not acknowledge anything while clients of this server still read what it wrote.
     pub(crate) retired_listeners: Mutex<Option<Listeners>>,
@@ -37,7 +37,7 @@ impl Shared {
     pub(crate) fn new(
         workers: usize,
         clients_max: usize,
-        growth_signal: &Arc<GrowthSignal>,
+        table: &Table,
     ) -> std::io::Result<Shared> {
         let mailbox =
             || Ok(Mailbox { waker: Waker::new()?, new: Mutex::default(), sessions: AtomicUsize::new(0) });
@@ -47,7 +47,7 @@ impl Shared {
             clients_max,
             accept_waker: Arc::new(Waker::new()?),
             mailboxes: (0..workers).map(|_| mailbox()).collect::<std::io::Result<_>>()?,
-            growth_signal: Arc::clone(growth_signal),
+            table_signals: [table.growth_signal(), table.space_signal()].map(Arc::clone),
             retired_listeners: Mutex::default(),
         })
     }
@@ -56,7 +56,7 @@ impl Shared {
     pub(crate) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
         self.accept_waker.wake();
-        self.growth_signal.set();
+        self.table_signals.iter().for_each(|signal| signal.set());
         self.mailboxes.iter().for_each(|mailbox| mailbox.waker.wake());
     }
 

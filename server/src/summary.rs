@@ -73,9 +73,7 @@ fn sums(table: &Table) -> Sums {
     let region = table.region();
     let workers = region.load(superblock::WORKERS) as usize;
     let mut sums = [0u64; COUNTER_NAMES.len()];
-    // The page of growth, then those of the workers.
-    for page in 0..=workers {
-        let page = superblock::GROWTH_COUNTERS + page * superblock::COUNTER_WORDS;
+    for page in superblock::counter_pages(workers) {
         for (counter, sum) in sums.iter_mut().enumerate() {
             *sum = sum.wrapping_add(region.load(page + counter));
         }

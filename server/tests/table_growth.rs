@@ -75,8 +75,8 @@ impl Grown {
     }
 
     fn counter(&self, counter: Counter) -> u64 {
-        let page = |page: usize| superblock::GROWTH_COUNTERS + page * superblock::COUNTER_WORDS;
-        (0..2).map(|i| self.table.region().load(page(i) + counter as usize)).fold(0, u64::wrapping_add)
+        let pages = superblock::counter_pages(1);
+        pages.map(|page| self.table.region().load(page + counter as usize)).fold(0, u64::wrapping_add)
     }
 }
 

@@ -25,6 +25,7 @@ use crate::clock::wall_clock_ns;
 use crate::config::{Allow, Config, format_size};
 use crate::descriptors::{TooFewDescriptors, make_room};
 use crate::growth;
+use crate::space;
 use crate::running::{Running, ThreadEnd};
 use crate::shared::Shared;
 use crate::table::{Table, TableConfig, TableError};
@@ -91,7 +92,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
     let shared = Arc::new(
-        Shared::new(config.workers, clients_max, table.growth_signal()).map_err(os("make an eventfd"))?,
+        Shared::new(config.workers, clients_max, &table).map_err(os("make an eventfd"))?,
     );
     let rdma = rdma::start(&config, listen_address, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
@@ -220,6 +221,8 @@ fn start_threads(
     running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
     let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
     running.threads.push(spawn("kv-growth".to_owned(), report, move || growth::run(&shared, &table))?);
+    let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
+    running.threads.push(spawn("kv-space".to_owned(), report, move || space::run(&shared, &table))?);
     Ok(running)
 }
 

@@ -21,6 +21,11 @@ impl Counters {
         Counters { region: region.clone(), page_word: superblock::GROWTH_COUNTERS }
     }
 
+    /// The page of whoever makes segments free.
+    pub(super) fn of_space(region: &Words) -> Counters {
+        Counters { region: region.clone(), page_word: superblock::SPACE_COUNTERS }
+    }
+
     /// Adds `by`, wrapping.
     pub(super) fn add(&self, counter: Counter, by: u64) {
         let word = self.page_word + counter as usize;

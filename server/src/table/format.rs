@@ -123,14 +123,16 @@ impl Table {
         for prefix in 0..plan.index_segments {
             index.add(plan.first_index() + prefix, State { depth: plan.depth(), prefix, role: Role::Plain });
         }
+        let space = Arc::default();
         region.store_release(superblock::MAGIC, MAGIC);
         Ok(Arc::new(Table {
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
-            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments)),
+            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space)),
             index,
             growth: Growth::new(clock, config.grace_ns, Counters::of_growth(&region)),
+            space,
             epochs: crossbeam_epoch::Collector::new(),
             workers: config.workers,
             workers_taken: AtomicU64::new(0),

@@ -11,6 +11,7 @@
 //! | `delete` | delete |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
+//! | `space` | segments go from one use to another |
 //! | `index` | the index segments: what each answers for, how full it is, its free overflow lines |
 //! | `split` | one index segment becomes two, under readers and writers |
 //! | `growth` | which segments are split, when, and by whom |
@@ -48,6 +49,7 @@ mod lookup;
 mod publish;
 mod put;
 mod slab;
+mod space;
 mod split;
 mod staged;
 mod stripes;
@@ -65,6 +67,7 @@ use kv_common::region::Words;
 pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
 pub use growth::{Clock, Growing, GrowthSignal};
+pub use space::{Keeping, SpaceKeeper, Waiting};
 pub use worker::Worker;
 
 pub(crate) use get::Value;
@@ -74,6 +77,7 @@ pub(crate) use staged::value_bytes;
 use growth::Growth;
 use index::Index;
 use slab::Slab;
+use space::Space;
 use stripes::Stripes;
 use versions::Versions;
 
@@ -88,6 +92,8 @@ pub struct Table {
     slab: Arc<Slab>,
     index: Index,
     growth: Growth,
+    /// Shared as the slab is.
+    space: Arc<Space>,
     epochs: crossbeam_epoch::Collector,
     workers: usize,
     /// Bit `i`: worker `i` exists. A counter page has one writer.
@@ -115,7 +121,7 @@ impl Table {
         self.index.keys_before_split()
     }
 
-    /// Segments that hold nothing yet.
+    /// Segments that hold nothing.
     pub fn free_segments(&self) -> u64 {
         self.slab.free_segments()
     }

@@ -1,11 +1,13 @@
 //! Blocks by size class.
 //!
 //! The classes are the codes of [`Span`]. A class takes whole segments out of the pool and cuts them into blocks that
-//! start at multiples of its size from the segment's start; a class above 1 MiB gets one block out of a segment.
-//! Segments keep their class for now: a class that was emptied keeps its blocks for later keys of the same size.
+//! start at multiples of its size from the segment's start. Each segment has its own list of free blocks: one without a
+//! block in use can be given to another use (see `space`), and one that is nearly so can be emptied.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use kv_common::layout::{
     Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, span_max, superblock,
@@ -13,38 +15,62 @@ use kv_common::layout::{
 use kv_common::region::Words;
 use parking_lot::Mutex;
 
+use super::space::Space;
+
 /// Which blocks are free, and which segments.
 pub(super) struct Slab {
     region: Words,
     /// By span.
     classes: Box<[Mutex<Class>]>,
+    /// By segment: where it is in the list of its class. Under that class's lock.
+    positions: Box<[AtomicU32]>,
     /// Free segments, ascending. The index takes the lowest, blocks the highest: then lines have dense numbers, and a
     /// client's cache, a direct-mapped array, can mirror the index.
     pool: Mutex<VecDeque<u64>>,
+    /// Segments in the pool.
+    free_segments: AtomicU64,
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
-    /// No segment is free: what is freed is what there is.
-    is_scarce: AtomicBool,
+    space: Arc<Space>,
 }
 
 /// The blocks of one size.
 #[derive(Default)]
 struct Class {
+    segments: Vec<Cut>,
+    /// Segments that give blocks, the one that gives the next at the end.
+    open: Vec<u64>,
+}
+
+/// A segment that is cut into blocks. Blocks are named by their number in it.
+struct Cut {
+    segment: u64,
     /// Free blocks; the last one freed is taken first, since it may still be in a cache.
-    free: Vec<Place>,
-    /// The part of the newest segment that was never used, in granules.
-    uncut_start: u64,
-    uncut_end: u64,
-    segments: u64,
+    free: Vec<u16>,
+    /// Blocks from this one on were never used.
+    uncut: u32,
+    /// Blocks in use, drafts and those on their way back included.
+    used: u32,
+    /// It gives no blocks, since it is to be emptied.
+    is_closed: bool,
 }
 
 /// What a class holds, for the check.
 pub(super) struct ClassReport {
     pub(super) span: Span,
     pub(super) segments: u64,
-    /// Blocks never used, of the newest segment.
+    /// Blocks never used.
     pub(super) uncut_blocks: u64,
     pub(super) free: Vec<Place>,
+}
+
+/// A segment that could be emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) span: Span,
+    pub(super) segment: u64,
+    /// Blocks in use.
+    pub(super) used: u64,
 }
 
 /// Blocks that a segment of class `span` is cut into.
@@ -52,38 +78,76 @@ pub(super) fn blocks_per_segment(span: Span) -> u64 {
     SEGMENT_GRANULES / span.granules()
 }
 
+const _: () = assert!(
+    SEGMENT_GRANULES / 2 <= 1 << 16,
+    "blocks of two granules, which no header fits into less than, have numbers of 16 bits"
+);
+
 impl Slab {
     /// A slab whose pool is `free_segments`.
-    pub(super) fn new(region: &Words, free_segments: std::ops::Range<u64>) -> Slab {
+    pub(super) fn new(region: &Words, free_segments: Range<u64>, space: &Arc<Space>) -> Slab {
         Slab {
             region: region.clone(),
             classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
+            positions: (0..free_segments.end).map(|_| AtomicU32::new(0)).collect(),
+            free_segments: AtomicU64::new(free_segments.end - free_segments.start),
             pool: Mutex::new(free_segments.collect()),
             waiting: AtomicU64::new(0),
-            is_scarce: AtomicBool::new(false),
+            space: Arc::clone(space),
         }
     }
 
     /// A block of class `span`, which nobody can reach; `None` if there is none and no segment is left to cut.
     pub(super) fn take(&self, span: Span) -> Option<Place> {
         let mut class = self.classes[span.0 as usize].lock();
-        if let Some(place) = class.free.pop() {
-            return Some(place);
-        }
-        if class.uncut_start == class.uncut_end {
+        if class.open.is_empty() {
             let segment = self.take_segment(SegmentEntry { kind: SegmentKind::Blocks, class: span.0 })?;
-            class.segments += 1;
-            class.uncut_start = segment * SEGMENT_GRANULES;
-            class.uncut_end = class.uncut_start + blocks_per_segment(span) * span.granules();
+            self.positions[segment as usize].store(class.segments.len() as u32, Ordering::Relaxed);
+            class.segments.push(Cut { segment, free: Vec::new(), uncut: 0, used: 0, is_closed: false });
+            class.open.push(segment);
         }
-        let place = Place(class.uncut_start);
-        class.uncut_start += span.granules();
-        Some(place)
+        self.take_open(&mut class, span)
     }
 
-    /// Gives a block back that nobody can reach, or only readers that judge what they read.
-    pub(super) fn give_back(&self, span: Span, place: Place) {
-        self.classes[span.0 as usize].lock().free.push(place);
+    /// The same out of the segments that the class has.
+    pub(super) fn take_within(&self, span: Span) -> Option<Place> {
+        self.take_open(&mut self.classes[span.0 as usize].lock(), span)
+    }
+
+    fn take_open(&self, class: &mut Class, span: Span) -> Option<Place> {
+        let segment = *class.open.last()?;
+        let cut = &mut class.segments[self.position(segment)];
+        let number = cut.free.pop().map_or_else(
+            || {
+                cut.uncut += 1;
+                u64::from(cut.uncut - 1)
+            },
+            u64::from,
+        );
+        cut.used += 1;
+        if !cut.has_room(span) {
+            class.open.pop();
+        }
+        Some(Place(segment * SEGMENT_GRANULES + number * span.granules()))
+    }
+
+    /// Gives a block back that nobody can reach, or only readers that judge what they read. True if its segment has no
+    /// block in use now.
+    pub(super) fn give_back(&self, span: Span, place: Place) -> bool {
+        let segment = place.segment();
+        let mut class = self.classes[span.0 as usize].lock();
+        let class = &mut *class;
+        let cut = &mut class.segments[self.position(segment)];
+        if !cut.is_closed && !cut.has_room(span) {
+            class.open.push(segment);
+        }
+        cut.free.push((place.0 % SEGMENT_GRANULES / span.granules()) as u16);
+        cut.used -= 1;
+        cut.used == 0
+    }
+
+    fn position(&self, segment: u64) -> usize {
+        self.positions[segment as usize].load(Ordering::Relaxed) as usize
     }
 
     /// Notes a block that will come back through [`Slab::give_back_waiting`].
@@ -91,10 +155,11 @@ impl Slab {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives a block back that was noted as waiting.
-    pub(super) fn give_back_waiting(&self, slot: Slot) {
-        self.give_back(slot.span(), slot.place());
+    /// Gives a block back that was noted as waiting. As [`Slab::give_back`].
+    pub(super) fn give_back_waiting(&self, slot: Slot) -> bool {
+        let is_empty = self.give_back(slot.span(), slot.place());
         self.waiting.fetch_sub(1, Ordering::Relaxed);
+        is_empty
     }
 
     /// Blocks that wait for the epochs.
@@ -102,24 +167,31 @@ impl Slab {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// True once the pool is empty. Segments do not come back to it.
+    /// True while the pool is empty: what is freed is what there is.
     pub(super) fn is_scarce(&self) -> bool {
-        self.is_scarce.load(Ordering::Relaxed)
+        self.free_segments() == 0
     }
 
     pub(super) fn free_segments(&self) -> u64 {
-        self.pool.lock().len() as u64
+        self.free_segments.load(Ordering::Relaxed)
     }
 
     /// The classes that have segments.
     pub(super) fn report(&self) -> Vec<ClassReport> {
         let classes = self.classes.iter().enumerate().map(|(code, class)| {
             let (class, span) = (class.lock(), Span(code as u8));
+            let place = |cut: &Cut, number: u16| {
+                Place(cut.segment * SEGMENT_GRANULES + u64::from(number) * span.granules())
+            };
             ClassReport {
                 span,
-                segments: class.segments,
-                uncut_blocks: (class.uncut_end - class.uncut_start) / span.granules().max(1),
-                free: class.free.clone(),
+                segments: class.segments.len() as u64,
+                uncut_blocks: class.segments.iter().map(|cut| cut.uncut_blocks(span)).sum(),
+                free: class
+                    .segments
+                    .iter()
+                    .flat_map(|cut| cut.free.iter().map(move |&number| place(cut, number)))
+                    .collect(),
             }
         });
         classes.filter(|class| class.segments > 0).collect()
@@ -130,11 +202,112 @@ impl Slab {
     pub(super) fn take_segment(&self, entry: SegmentEntry) -> Option<u64> {
         let mut pool = self.pool.lock();
         let segment = if entry.kind == SegmentKind::Index { pool.pop_front() } else { pool.pop_back() }?;
-        self.is_scarce.store(pool.is_empty(), Ordering::Relaxed);
+        self.free_segments.store(pool.len() as u64, Ordering::Relaxed);
         drop(pool);
-        self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
+        self.store_entry(segment, entry);
+        self.space.note_taken(self.free_segments(), self.positions.len() as u64);
         let (kind, block_bytes) = (entry.kind, Span(entry.class).bytes());
         tracing::debug!(segment, ?kind, block_bytes, "segment taken");
         Some(segment)
+    }
+
+    /// Puts a segment into the pool, which is all zero and which no reader can be led to. Called once LEASE is over since the
+    /// place epoch was raised after it was emptied.
+    pub(super) fn give_segment_back(&self, segment: u64) {
+        let mut pool = self.pool.lock();
+        let at = pool.partition_point(|&other| other < segment);
+        pool.insert(at, segment);
+        self.free_segments.store(pool.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes segments without a block in use out of their classes, at most so many. They are nobody's then, and their words
+    /// are still what they were.
+    pub(super) fn take_empty(&self, max: usize) -> Vec<u64> {
+        let mut taken = Vec::new();
+        for class in &self.classes {
+            let mut class = class.lock();
+            while taken.len() < max {
+                let Some(position) = class.segments.iter().position(|cut| cut.used == 0) else { break };
+                let cut = class.segments.swap_remove(position);
+                if let Some(moved) = class.segments.get(position) {
+                    self.positions[moved.segment as usize].store(position as u32, Ordering::Relaxed);
+                }
+                class.open.retain(|&segment| segment != cut.segment);
+                self.store_entry(cut.segment, SegmentEntry { kind: SegmentKind::Free, class: 0 });
+                taken.push(cut.segment);
+            }
+        }
+        taken
+    }
+
+    /// The segment whose blocks in use are the smallest share of it, if its class has room for them elsewhere.
+    pub(super) fn emptiest(&self) -> Option<Candidate> {
+        let mut best: Option<Candidate> = None;
+        for (code, class) in self.classes.iter().enumerate() {
+            let (class, span) = (class.lock(), Span(code as u8));
+            let blocks = blocks_per_segment(span);
+            let open = class.segments.iter().filter(|cut| !cut.is_closed);
+            let room: u64 = open.clone().map(|cut| blocks - u64::from(cut.used)).sum();
+            let Some(cut) = open.min_by_key(|cut| cut.used) else { continue };
+            let used = u64::from(cut.used);
+            let candidate = Candidate { span, segment: cut.segment, used };
+            if used > room - (blocks - used) {
+                continue;
+            }
+            if best.is_none_or(|best| candidate.used_granules() < best.used_granules()) {
+                best = Some(candidate);
+            }
+        }
+        best
+    }
+
+    /// Lets a segment give no more blocks.
+    pub(super) fn close(&self, candidate: Candidate) {
+        let mut class = self.classes[candidate.span.0 as usize].lock();
+        class.open.retain(|&segment| segment != candidate.segment);
+        let position = self.position(candidate.segment);
+        class.segments[position].is_closed = true;
+    }
+
+    /// Lets it give blocks again.
+    pub(super) fn reopen(&self, candidate: Candidate) {
+        let mut class = self.classes[candidate.span.0 as usize].lock();
+        let cut = &mut class.segments[self.position(candidate.segment)];
+        cut.is_closed = false;
+        if cut.has_room(candidate.span) {
+            class.open.insert(0, candidate.segment);
+        }
+    }
+
+    /// Blocks in use of a closed segment.
+    pub(super) fn used_of(&self, candidate: Candidate) -> u64 {
+        let class = self.classes[candidate.span.0 as usize].lock();
+        u64::from(class.segments[self.position(candidate.segment)].used)
+    }
+
+    fn store_entry(&self, segment: u64, entry: SegmentEntry) {
+        self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
+    }
+}
+
+impl Candidate {
+    pub(super) fn used_granules(self) -> u64 {
+        self.used * self.span.granules()
+    }
+
+    /// The places of its blocks.
+    pub(super) fn places(self) -> impl Iterator<Item = Place> {
+        let first = self.segment * SEGMENT_GRANULES;
+        (0..blocks_per_segment(self.span)).map(move |number| Place(first + number * self.span.granules()))
+    }
+}
+
+impl Cut {
+    fn uncut_blocks(&self, span: Span) -> u64 {
+        blocks_per_segment(span) - u64::from(self.uncut)
+    }
+
+    fn has_room(&self, span: Span) -> bool {
+        !self.free.is_empty() || self.uncut_blocks(span) > 0
     }
 }

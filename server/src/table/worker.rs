@@ -25,7 +25,7 @@ pub struct Worker {
     pub(super) block: Vec<u64>,
     /// Private memory for a value out of the staging area.
     pub(crate) staged: Vec<u64>,
-    index: usize,
+    index: Option<usize>,
 }
 
 impl Worker {
@@ -36,10 +36,15 @@ impl Worker {
         assert!(index < table.workers, "worker {index} of a table with {} workers", table.workers);
         let taken = table.workers_taken.fetch_or(1 << index, Ordering::Relaxed);
         assert!(taken & 1 << index == 0, "worker {index} exists already");
+        Worker::with_counters(table, Counters::new(&table.region, index), Some(index))
+    }
+
+    /// One with another counter page, if it has no `index`.
+    pub(super) fn with_counters(table: &Arc<Table>, counters: Counters, index: Option<usize>) -> Worker {
         Worker {
             table: Arc::clone(table),
             epoch: table.epochs.register(),
-            counters: Counters::new(&table.region, index),
+            counters,
             block: Vec::new(),
             staged: Vec::new(),
             index,
@@ -73,9 +78,13 @@ impl Worker {
     /// Gives the block of a slot that was overwritten back once no worker can look at it.
     pub(super) fn retire(&self, slot: Slot) {
         self.table.slab.note_waiting();
-        let slab = Arc::clone(&self.table.slab);
+        let (slab, space) = (Arc::clone(&self.table.slab), Arc::clone(&self.table.space));
         let pinned = self.epoch.pin();
-        pinned.defer(move || slab.give_back_waiting(slot));
+        pinned.defer(move || {
+            if slab.give_back_waiting(slot) {
+                space.note_empty_segment(slab.free_segments());
+            }
+        });
         if self.table.slab.is_scarce() {
             // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full.
             pinned.flush();
@@ -86,7 +95,9 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.reclaim();
-        self.table.workers_taken.fetch_and(!(1 << self.index), Ordering::Release);
+        if let Some(index) = self.index {
+            self.table.workers_taken.fetch_and(!(1 << index), Ordering::Release);
+        }
     }
 }
 

@@ -209,9 +209,8 @@ impl Server {
         let table = self.table.take().expect("it has served");
         let report = table.check().map_err(|error| format!("the table is damaged: {error:?}"))?;
         let sum = |counter: Counter| {
-            let page = |page: usize| superblock::GROWTH_COUNTERS + page * superblock::COUNTER_WORDS;
-            let load = |word| table.region().load(word + counter as usize);
-            load(page(0)).wrapping_add(load(page(1)))
+            let load = |page: usize| table.region().load(page + counter as usize);
+            superblock::counter_pages(1).map(load).fold(0, u64::wrapping_add)
         };
         Ok(Grown {
             splits: sum(Counter::Splits),

@@ -159,10 +159,8 @@ impl Walker<'_> {
             (Counter::DataBytes, report.data_bytes),
             (Counter::OverflowLines, report.overflow_lines),
         ] {
-            let pages = (0..=WORKERS_MAX).map(|page| {
-                let page_word = superblock::GROWTH_COUNTERS + page * superblock::COUNTER_WORDS;
-                self.region.load(page_word + counter as usize)
-            });
+            let pages = superblock::counter_pages(WORKERS_MAX)
+                .map(|page_word| self.region.load(page_word + counter as usize));
             let found = pages.fold(0, u64::wrapping_add);
             self.sum(COUNTER_NAMES[counter as usize], expected, found);
         }

@@ -1,0 +1,348 @@
+//! Segments go from one use to another.
+//!
+//! A class whose values were deleted keeps segments with few blocks in use, or none. When free segments get few, one thread
+//! of the server *empties* segments: it moves the blocks that are in use to other segments of their class. An empty segment
+//! is not free yet. Readers may hold places in it, and whatever is written there next could be bytes that a client chose,
+//! shaped like a valid block. So:
+//!
+//! 1. No slot names a block of it, and no thread of the server looks at one: every block has come back, through the epochs.
+//! 2. The place epoch is raised: from now on no reader learns a place under the old one.
+//! 3. LEASE and a margin pass: whoever has not noticed by then does not accept a block any more before it has read the epoch
+//!    anew, and then drops its places.
+//! 4. The segment is zeroed and free.
+//!
+//! A write that finds no room meanwhile waits for it, if there is something to wait for (see [`Waiting`]); its session
+//! takes no other request, and others go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use kv_common::adversary::{Mutant, mutant};
+use kv_common::block;
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
+use kv_common::region::bytes_of;
+
+use super::counters::Counters;
+use super::growth::GrowthSignal;
+use super::lookup::At;
+use super::put::Payload;
+use super::slab::Candidate;
+use super::worker::grown;
+use super::{Table, Worker};
+
+/// LEASE is by the clocks of clients; by the server's it is longer by one part in so many, for clocks that drift.
+const DRIFT_PART: u64 = 8;
+/// Of so many segments one is to be free.
+const FREE_SHARE: u64 = 64;
+/// Of so many segments at most one is made free at once, when there is none.
+const BATCH_SHARE: u64 = 8;
+/// A segment is emptied early if so many percent of it are in use at most, ...
+const EARLY_PERCENT_MAX: u64 = 50;
+/// ... and when there is none left, if so many are.
+const LATE_PERCENT_MAX: u64 = 94;
+/// Blocks that are moved before others get their turn.
+const BLOCKS_PER_STEP: usize = 64;
+/// Passes over a segment before it is left as it is: some block of it does not come back.
+const PASSES_MAX: u32 = 64;
+/// Between two passes.
+const PASS_PAUSE_NS: u64 = 1_000_000;
+/// A write that finds no room waits so long at most: for two times LEASE, and the work.
+const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
+
+/// What writes and the keeper of the space tell each other.
+#[derive(Default)]
+pub(super) struct Space {
+    signal: Arc<GrowthSignal>,
+    /// Writes that have found no room so far.
+    asked: AtomicU64,
+    /// Of those, as many as had asked when it turned out that nothing can be made free.
+    refused: AtomicU64,
+    /// The same when enough were free.
+    served: AtomicU64,
+    /// Segments that are empty and not free yet.
+    quarantined: AtomicU64,
+}
+
+/// A write that has found no room, and waits for some. None yet: `Waiting::default()`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waiting(Option<Asked>);
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    number: u64,
+    until_ns: u64,
+}
+
+/// What the keeper can do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// Go on.
+    Busy,
+    /// Nothing for so long.
+    WaitNs(u64),
+    /// Nothing until it is called.
+    Idle,
+}
+
+impl Space {
+    /// A segment has no block in use any more.
+    pub(super) fn note_empty_segment(&self, free_segments: u64) {
+        if free_segments == 0 {
+            self.signal.set();
+        }
+    }
+
+    /// A segment was taken; so many are free now, of so many in all.
+    pub(super) fn note_taken(&self, free_segments: u64, all_segments: u64) {
+        if free_segments < (all_segments / FREE_SHARE).max(1) {
+            self.signal.set();
+        }
+    }
+}
+
+impl Table {
+    /// What wakes whoever calls [`SpaceKeeper::step`].
+    pub fn space_signal(&self) -> &Arc<GrowthSignal> {
+        &self.space.signal
+    }
+
+    /// Segments that are empty and not free yet.
+    pub(super) fn quarantined_segments(&self) -> u64 {
+        self.space.quarantined.load(Ordering::Relaxed)
+    }
+
+    /// How many more segments should be free.
+    fn lacks_segments(&self) -> u64 {
+        let all = (self.region.len_words() / SEGMENT_WORDS) as u64;
+        let [asked, refused, served] = [&self.space.asked, &self.space.refused, &self.space.served]
+            .map(|count| count.load(Ordering::Relaxed));
+        let share = if asked > refused.max(served) { BATCH_SHARE } else { FREE_SHARE };
+        (all / share).max(1).saturating_sub(self.free_segments() + self.quarantined_segments())
+    }
+}
+
+/// The one that makes segments free. It writes the table as a worker does, in a counter page of its own.
+pub struct SpaceKeeper {
+    worker: Worker,
+    emptying: Option<Emptying>,
+    /// Empty segments whose readers have not been told yet.
+    empty: Vec<u64>,
+    quarantine: Option<Quarantine>,
+}
+
+/// A segment that is being emptied.
+struct Emptying {
+    candidate: Candidate,
+    places: Vec<Place>,
+    passes: u32,
+    not_before_ns: u64,
+}
+
+/// Segments that become free at a moment of the table's clock.
+struct Quarantine {
+    segments: Vec<u64>,
+    until_ns: u64,
+}
+
+impl SpaceKeeper {
+    /// The keeper of `table`. There is one.
+    pub fn new(table: &Arc<Table>) -> SpaceKeeper {
+        let worker = Worker::with_counters(table, Counters::of_space(&table.region), None);
+        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None }
+    }
+
+    /// Does a small part of what there is to do.
+    pub fn step(&mut self) -> Keeping {
+        let now_ns = self.table().growth.now_ns();
+        if let Some(quarantine) = self.quarantine.take_if(|quarantine| quarantine.until_ns <= now_ns) {
+            self.release(quarantine);
+            return Keeping::Busy;
+        }
+        if let Some(emptying) = self.emptying.take() {
+            return self.go_on(emptying, now_ns);
+        }
+        let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
+        let asked = self.table().space.asked.load(Ordering::Relaxed);
+        if lacking > 0 && self.find_more(lacking) {
+            return Keeping::Busy;
+        }
+        match &self.quarantine {
+            None if !self.empty.is_empty() => {
+                self.begin_quarantine();
+                Keeping::Busy
+            }
+            Some(quarantine) => Keeping::WaitNs(quarantine.until_ns - now_ns),
+            None => {
+                let space = &self.table().space;
+                // Whoever asked before this look is told if there is nothing.
+                let answer = if lacking > 0 { &space.refused } else { &space.served };
+                answer.fetch_max(asked, Ordering::Relaxed);
+                Keeping::Idle
+            }
+        }
+    }
+
+    fn table(&self) -> &Table {
+        &self.worker.table
+    }
+
+    /// Takes empty segments, or begins to empty one.
+    fn find_more(&mut self, lacking: u64) -> bool {
+        let taken = self.table().slab.take_empty(lacking as usize);
+        if !taken.is_empty() {
+            self.note_quarantined(taken.len() as u64);
+            self.empty.extend(taken);
+            return true;
+        }
+        let Some(candidate) = self.table().slab.emptiest() else { return false };
+        let percent_max =
+            if self.table().free_segments() == 0 { LATE_PERCENT_MAX } else { EARLY_PERCENT_MAX };
+        if candidate.used_granules() * 100 > kv_common::layout::SEGMENT_GRANULES * percent_max {
+            return false;
+        }
+        self.table().slab.close(candidate);
+        let places = candidate.places().collect();
+        self.emptying = Some(Emptying { candidate, places, passes: 0, not_before_ns: 0 });
+        true
+    }
+
+    fn note_quarantined(&self, segments: u64) {
+        self.table().space.quarantined.fetch_add(segments, Ordering::Relaxed);
+    }
+
+    /// Moves some blocks. The segment is empty when all have come back, through the epochs.
+    fn go_on(&mut self, mut emptying: Emptying, now_ns: u64) -> Keeping {
+        if now_ns < emptying.not_before_ns {
+            let wait_ns = emptying.not_before_ns - now_ns;
+            self.emptying = Some(emptying);
+            return Keeping::WaitNs(wait_ns);
+        }
+        let (mut moved, mut has_room) = (0, true);
+        while moved < BLOCKS_PER_STEP
+            && has_room
+            && let Some(place) = emptying.places.pop()
+        {
+            has_room = self.worker.move_block(place, emptying.candidate);
+            moved += 1;
+        }
+        let candidate = emptying.candidate;
+        if !has_room {
+            self.table().slab.reopen(candidate);
+            return Keeping::Busy;
+        }
+        if emptying.places.is_empty() {
+            self.worker.reclaim();
+            emptying.passes += 1;
+            if self.table().slab.used_of(candidate) == 0 {
+                // It is found among the empty ones.
+                return Keeping::Busy;
+            }
+            if emptying.passes == PASSES_MAX {
+                self.table().slab.reopen(candidate);
+                return Keeping::Busy;
+            }
+            // Blocks that were being written, and those that others have not given back yet.
+            emptying.places.extend(candidate.places());
+            emptying.not_before_ns = now_ns + PASS_PAUSE_NS;
+        }
+        self.emptying = Some(emptying);
+        Keeping::Busy
+    }
+
+    fn begin_quarantine(&mut self) {
+        let table = self.table();
+        let epoch = table.region.load(superblock::PLACE_EPOCH) + 1;
+        if !mutant(Mutant::KeepPlaceEpoch) {
+            table.region.store_release(superblock::PLACE_EPOCH, epoch);
+        }
+        // What was stored is visible to all before the clock is looked at.
+        fence(Ordering::SeqCst);
+        let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { LEASE_NS + LEASE_NS / DRIFT_PART };
+        let until_ns = table.growth.now_ns() + lease_ns;
+        let segments = std::mem::take(&mut self.empty);
+        tracing::debug!(segments = segments.len(), epoch, "segments emptied");
+        self.quarantine = Some(Quarantine { segments, until_ns });
+    }
+
+    fn release(&mut self, quarantine: Quarantine) {
+        let table = self.table();
+        for &segment in &quarantine.segments {
+            for word in segment as usize * SEGMENT_WORDS..(segment as usize + 1) * SEGMENT_WORDS {
+                table.region.store(word, 0);
+            }
+            table.slab.give_segment_back(segment);
+        }
+        let released = quarantine.segments.len() as u64;
+        table.space.quarantined.fetch_sub(released, Ordering::Relaxed);
+        self.worker.counters.add(Counter::SegmentsReused, released);
+    }
+}
+
+impl Worker {
+    /// Whether a write that has found no room should be tried again later.
+    pub(crate) fn is_worth_waiting(&self, waiting: &mut Waiting) -> bool {
+        let (space, now_ns) = (&self.table.space, self.table.growth.now_ns());
+        let Some(asked) = waiting.0 else {
+            let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
+            waiting.0 = Some(Asked { number, until_ns: now_ns + WAIT_MAX_NS });
+            self.counters.add(Counter::WritesWaited, 1);
+            space.signal.set();
+            return true;
+        };
+        now_ns < asked.until_ns && space.refused.load(Ordering::Relaxed) < asked.number
+    }
+
+    /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
+    fn move_block(&mut self, place: Place, candidate: Candidate) -> bool {
+        let table = Arc::clone(&self.table);
+        let Some(key) = self.key_at(place, candidate) else { return true };
+        let hash = table.view.hash(&key);
+        let _held = table.stripes.lock(hash.home());
+        let home = table.index.home(hash);
+        // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
+        let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else { return true };
+        let Some(new) = table.slab.take_within(candidate.span) else { return false };
+        let payload = self.payload_at(at);
+        let version = table.version_of(place);
+        self.store_draft(new, &payload);
+        let moved = At { slot: Slot::new(hash.fingerprint(), candidate.span, new), ..at };
+        // The same version at another place: whoever looks at the old one looks again.
+        self.publish_moved(place, moved, table.twin(home, at), &payload, version);
+        self.counters.add(Counter::BlocksMoved, 1);
+        self.retire(at.slot);
+        true
+    }
+
+    /// The key that seems to be in a block, without the stripes.
+    fn key_at(&self, place: Place, candidate: Candidate) -> Option<Vec<u8>> {
+        let table = &self.table;
+        if table.region.load(place.word()) & NOT_LIVE != 0 {
+            return None;
+        }
+        let lengths = table.lengths_of(place);
+        let key_bytes = lengths.key_bytes as usize;
+        let is_key = (1..=KEY_MAX_BYTES).contains(&key_bytes)
+            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= candidate.span.bytes();
+        if !is_key {
+            return None;
+        }
+        let mut words = vec![0; key_bytes.div_ceil(8)];
+        table.region.copy_out(place.word() + 3, &mut words);
+        Some(bytes_of(&words)[..key_bytes].to_vec())
+    }
+
+    /// The payload of a present key's block, in this worker's private memory. Under the stripes.
+    fn payload_at(&mut self, at: At) -> Payload {
+        let lengths = self.table.lengths_of(at.slot.place());
+        let payload_bytes = lengths.block_bytes() - 16;
+        let words = grown(&mut self.block, payload_bytes.div_ceil(8));
+        self.table.region.copy_out(at.slot.place().word() + 2, words);
+        Payload {
+            words: words.len(),
+            hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
+            span: at.slot.span(),
+            data_bytes: (lengths.block_bytes() - BLOCK_HEADER_BYTES) as u64,
+        }
+    }
+}
