@@ -245,10 +245,10 @@ impl Slab {
         let mut best: Option<Candidate> = None;
         for (code, class) in self.classes.iter().enumerate() {
             let (class, span) = (class.lock(), Span(code as u8));
-            let blocks = blocks_per_segment(span);
             let open = class.segments.iter().filter(|cut| !cut.is_closed);
-            let room: u64 = open.clone().map(|cut| blocks - u64::from(cut.used)).sum();
-            let Some(cut) = open.min_by_key(|cut| cut.used) else { continue };
+            let Some(cut) = open.clone().min_by_key(|cut| cut.used) else { continue };
+            let blocks = blocks_per_segment(span);
+            let room: u64 = open.map(|cut| blocks - u64::from(cut.used)).sum();
             let used = u64::from(cut.used);
             let candidate = Candidate { span, segment: cut.segment, used };
             if used > room - (blocks - used) {
