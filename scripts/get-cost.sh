@@ -24,7 +24,7 @@ read -r _ <"$work/ready"
 
 gets=16000
 for value_bytes in 64 1024; do
-    for mark in get_each multi_get_each; do
+    for mark in get_each get_into_each multi_get_each; do
         total=$(valgrind --tool=callgrind --toggle-collect="get_cost::$mark" --callgrind-out-file=/dev/null \
             "$bin/examples/get_cost" "$value_bytes" "$gets" 2>&1 | sed -n 's/.*Collected : //p')
         echo "$mark $value_bytes $((total / gets))"

@@ -18,9 +18,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.warm_up()?;
     let before = client.stats();
     get_each(&mut client, &keys, gets)?;
+    get_into_each(&mut client, &keys, gets, value_bytes)?;
     multi_get_each(&mut client, &keys, gets)?;
     let after = client.stats();
-    assert_eq!(after.reads - before.reads, 2 * gets as u64, "every GET takes one READ");
+    assert_eq!(after.reads - before.reads, 3 * gets as u64, "every GET takes one READ");
+    assert_eq!(after.values_in_place, gets as u64, "every value stays where it was read to");
     Ok(())
 }
 
@@ -29,12 +31,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn get_each(client: &mut Client, keys: &[String], gets: usize) -> Result<(), Error> {
     let mut value = Vec::with_capacity(1 << 20);
     for i in 0..gets {
-        client.get_into(keys[i % keys.len()].as_bytes(), &mut value)?;
+        client.get_to_vec(keys[i % keys.len()].as_bytes(), &mut value)?;
     }
     Ok(())
 }
 
-/// The same in batches of 16.
+/// The same into registered memory, of which the value's last byte is looked at.
+#[inline(never)]
+fn get_into_each(client: &mut Client, keys: &[String], gets: usize, value_bytes: usize) -> Result<(), Error> {
+    let mut buffer = client.register(value_bytes)?;
+    let mut sum = 0;
+    for i in 0..gets {
+        let value = client.get_into(keys[i % keys.len()].as_bytes(), &mut buffer)?;
+        sum += usize::from(value.and_then(|value| value.bytes.last().copied()).unwrap_or(0));
+    }
+    assert_eq!(sum, 7 * gets, "every value was found");
+    Ok(())
+}
+
+/// The same as the first in batches of 16.
 #[inline(never)]
 fn multi_get_each(client: &mut Client, keys: &[String], gets: usize) -> Result<(), Error> {
     let mut value: Vec<u8> = Vec::with_capacity(1 << 20);

@@ -27,6 +27,24 @@ pub enum Error {
         /// The limit.
         limit_bytes: usize,
     },
+    /// The value is larger than the registered memory that it was wanted in.
+    #[error(
+        "the value has {value_bytes} bytes and the registered memory {room_bytes}; register memory for {value_bytes} bytes"
+    )]
+    BufferTooSmall {
+        /// Bytes of the value.
+        value_bytes: usize,
+        /// Bytes of the memory.
+        room_bytes: usize,
+    },
+    /// Memory cannot be had, or the device does not register it.
+    #[error("{bytes} bytes of memory for values cannot be registered: {reason}")]
+    NotRegistered {
+        /// Bytes of the memory.
+        bytes: usize,
+        /// Why: the limits, and the remedy.
+        reason: String,
+    },
     /// The URL names no server that this library can reach.
     #[error("cannot use the URL {url:?}: {reason}")]
     Url {

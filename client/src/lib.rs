@@ -37,6 +37,7 @@ mod get;
 mod multi_get;
 mod op;
 mod reconnect;
+mod registered;
 mod stat;
 mod stats;
 mod transport;
@@ -50,10 +51,11 @@ pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTE
 pub use kv_common::transport::Broken;
 pub use kv_common::wire::Refusal;
 pub use op::{CasOutcome, Completion, Outcome, Ticket, Value, Version};
+pub use registered::{NotSubmitted, Registered, ValueRef};
 pub use stat::ServerStat;
 pub use stats::Stats;
 
-use driver::{Driver, GetNow, check_value};
+use driver::{Driver, GetNow, InScratch, check_value};
 use fork::ForkGuard;
 use op::Write;
 use reconnect::Reconnect;
@@ -173,7 +175,7 @@ impl Client {
     /// # Errors
     /// As [`Client::get`]; `buffer` is empty then.
     #[inline]
-    pub fn get_into(&mut self, key: &[u8], buffer: &mut Vec<u8>) -> Result<Option<Version>, Error> {
+    pub fn get_to_vec(&mut self, key: &[u8], buffer: &mut Vec<u8>) -> Result<Option<Version>, Error> {
         buffer.clear();
         self.get_with(key, |bytes, version| {
             buffer.extend_from_slice(bytes);
@@ -193,7 +195,7 @@ impl Client {
         visit: impl FnOnce(&[u8], Version) -> R,
     ) -> Result<Option<R>, Error> {
         self.check(key)?;
-        match self.driver.get_now(key)? {
+        match self.driver.get_now(key, &mut InScratch)? {
             GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
             GetNow::Absent => Ok(None),
             GetNow::Ask => self

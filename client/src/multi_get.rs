@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use kv_common::hash::KeyHash;
 
-use crate::driver::GetNow;
+use crate::driver::{GetNow, InScratch};
 use crate::op::{Outcome, Ticket};
 use crate::{Client, Error, Value, Version};
 
@@ -52,7 +52,9 @@ impl Client {
             for (i, (key, &(hash, slot))) in batch.iter().zip(&probes).enumerate() {
                 let index = batch_index * FETCHED_AHEAD + i;
                 let key = key.as_ref();
-                let found = self.check(key).and_then(|()| self.driver.get_at(key, hash, slot, place_epoch));
+                let found = self
+                    .check(key)
+                    .and_then(|()| self.driver.get_at(key, hash, slot, place_epoch, &mut InScratch));
                 match found {
                     Ok(GetNow::Found { version, value }) => {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));

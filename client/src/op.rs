@@ -1,8 +1,13 @@
 //! Operations in flight, and what becomes of them.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
+use kv_common::hash::KeyHash;
+
 use crate::error::Error;
 use crate::get::Get;
-use kv_common::hash::KeyHash;
+use crate::registered::Registered;
 
 /// A version of a value: never used twice in a table's life, rising per key. The token of compare-and-set.
 pub type Version = u64;
@@ -32,10 +37,13 @@ pub enum CasOutcome {
 }
 
 /// The result of an operation, by its kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Of a GET: the value, or `None` if the key is absent.
     Get(Result<Option<Value>, Error>),
+    /// Of a GET into registered memory, which comes back: the version of the value that it holds now, or `None` if the key
+    /// is absent.
+    GetInto(Registered, Result<Option<Version>, Error>),
     /// Of a PUT: the new version.
     Put(Result<Version, Error>),
     /// Of a DELETE: whether the key was there.
@@ -47,7 +55,7 @@ pub enum Outcome {
 }
 
 /// A submitted operation that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Which.
     pub ticket: Ticket,
@@ -65,9 +73,19 @@ pub(crate) enum Write {
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    Get { get: Get, state: GetState },
-    Write { write: Write, state: SendState },
-    Ping { state: SendState },
+    /// `into` is the user's memory for the value; what of it is lent to a READ is missing meanwhile.
+    Get {
+        get: Get,
+        state: GetState,
+        into: Option<Registered>,
+    },
+    Write {
+        write: Write,
+        state: SendState,
+    },
+    Ping {
+        state: SendState,
+    },
 }
 
 #[derive(Debug)]
@@ -109,8 +127,52 @@ impl Op {
         matches!(self.kind, Kind::Write { .. })
     }
 
+    /// The user's memory for the value, if it has any.
+    pub(crate) fn into_mut(&mut self) -> Option<&mut Registered> {
+        match &mut self.kind {
+            Kind::Get { into, .. } => into.as_mut(),
+            _ => None,
+        }
+    }
+
+    fn take_into(&mut self) -> Option<Registered> {
+        match &mut self.kind {
+            Kind::Get { into, .. } => into.take(),
+            _ => None,
+        }
+    }
+
+    /// How a GET ends whose value is in these bytes of the library's.
+    pub(crate) fn found(&mut self, bytes: Cow<'_, [u8]>, version: Version) -> Outcome {
+        match self.take_into() {
+            None => Outcome::Get(Ok(Some(Value { bytes: bytes.into_owned(), version }))),
+            Some(mut buffer) => {
+                let result = buffer.copy_in(&bytes, version).map(|()| Some(version));
+                Outcome::GetInto(buffer, result)
+            }
+        }
+    }
+
+    /// How a GET ends whose value is where its READ ended, in the user's memory.
+    pub(crate) fn found_in_place(&mut self, value: Range<usize>, version: Version) -> Outcome {
+        let mut buffer = self.take_into().expect("a READ has ended in it");
+        buffer.found(value, version);
+        Outcome::GetInto(buffer, Ok(Some(version)))
+    }
+
+    /// How a GET ends whose key is absent.
+    pub(crate) fn absent(&mut self) -> Outcome {
+        match self.take_into() {
+            None => Outcome::Get(Ok(None)),
+            Some(buffer) => Outcome::GetInto(buffer, Ok(None)),
+        }
+    }
+
     /// How it ends when it cannot end well.
-    pub(crate) fn failure(&self, error: Error) -> Outcome {
+    pub(crate) fn failure(&mut self, error: Error) -> Outcome {
+        if let Some(buffer) = self.take_into() {
+            return Outcome::GetInto(buffer, Err(error));
+        }
         match &self.kind {
             Kind::Get { .. } => Outcome::Get(Err(error)),
             Kind::Ping { .. } => Outcome::Ping(Err(error)),

@@ -15,6 +15,8 @@ pub struct Stats {
     pub reads: u64,
     /// Bytes of those READs.
     pub read_bytes: u64,
+    /// GETs into registered memory that left the value where its READ ended.
+    pub values_in_place: u64,
     /// GETs whose place came from the index cache and was right.
     pub index_cache_hits: u64,
     /// GETs that asked the index cache first.

@@ -5,7 +5,7 @@ use kv_common::transport::shm::client::ShmTransport;
 use kv_common::transport::tcp::client::TcpTransport;
 #[cfg(feature = "verbs")]
 use kv_common::transport::verbs::client::VerbsTransport;
-use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
+use kv_common::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 
 /// One of the transports.
 // In place, one per client: a GET goes through it.
@@ -98,8 +98,16 @@ impl Transport for AnyTransport {
         shm_first!(self, transport => transport.guard_now())
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         each!(self, transport => transport.post_read(token, at_word, buffer));
+    }
+
+    fn register(&mut self, memory: &mut UserMemory) -> Result<(), String> {
+        each!(self, transport => transport.register(memory))
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        each!(self, transport => transport.take_back(token))
     }
 
     #[inline]
@@ -169,7 +177,7 @@ impl Transport for Lost {
         Err(Broken::Closed)
     }
 
-    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
+    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: ReadBuffer) {
         unreachable!("nothing is posted on a connection that is known to be lost")
     }
 

@@ -42,7 +42,7 @@ impl ReadWords {
     /// `base` must be aligned to 8 and valid for reads of `len_bytes` bytes for as long as `owner` lives, and every
     /// access to that memory by this process, through whatever mapping, must be an atomic one of 8 aligned bytes. The one
     /// exception are futex words of 4 bytes: this process stores to one before it lets anybody load it, and concurrent
-    /// loads of different sizes are no race.
+    /// loads of different sizes are no race. What [`Words::as_slice`] allows is the other: whoever calls it answers for that.
     #[cfg(not(loom))]
     pub unsafe fn from_raw(base: *mut u8, len_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> ReadWords {
         assert!((base as usize).is_multiple_of(WORD_BYTES), "shared memory must be aligned to words");
@@ -172,6 +172,27 @@ impl Words {
         // SAFETY: the mapping is page-aligned, readable and writable, has that many bytes or more, and lives as long as
         // its owner; nobody else has its address, so every access goes through this view.
         Ok(unsafe { Words::from_raw(base, len_words * WORD_BYTES, Arc::new(mapping)) })
+    }
+
+    /// The words as memory that is nobody's but the caller's.
+    ///
+    /// # Safety
+    /// Nothing else accesses them as long as the slice lives: no device, no other process, and no other view but for loads.
+    #[inline]
+    pub unsafe fn as_slice(&self) -> &[u64] {
+        // SAFETY: the constructor made the words valid and aligned for as long as `owner` lives, which `self` keeps; the
+        // caller says that nobody stores to them meanwhile.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast_const().cast(), self.len_words) }
+    }
+
+    /// As [`Words::as_slice`], to be changed.
+    ///
+    /// # Safety
+    /// As for [`Words::as_slice`], and no other view loads them either.
+    #[inline]
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u64] {
+        // SAFETY: as in `as_slice`; the caller says that this is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast(), self.len_words) }
     }
 
     /// The same words, without the right to store.

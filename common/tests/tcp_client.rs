@@ -58,7 +58,7 @@ fn reads_complete_in_order_however_their_words_are_cut() {
     let words =
         move |i: usize| -> Vec<u64> { (0..lens[i] as u64).map(|word| word << 8 | i as u64).collect() };
     for (i, &len) in lens.iter().enumerate() {
-        transport.post_read(i as u64 + 100, i, vec![0; len]);
+        transport.post_read(i as u64 + 100, i, vec![0; len].into());
     }
     transport.flush();
     for (i, &len) in lens.iter().enumerate() {
@@ -88,7 +88,7 @@ fn after_a_break_each_read_completes_once_with_an_error_and_then_nothing() {
     for cut in [0, 3, 8, 16, 20] {
         let (mut transport, mut server) = pair();
         for token in 1..=5 {
-            transport.post_read(token, 0, vec![0; 4]);
+            transport.post_read(token, 0, vec![0; 4].into());
         }
         transport.flush();
         received(&mut server, 5 * 32);
@@ -108,7 +108,7 @@ fn after_a_break_each_read_completes_once_with_an_error_and_then_nothing() {
         }
         assert!(matches!(transport.poll(), Err(Broken::Closed)));
         // Also one that is posted afterwards.
-        transport.post_read(6, 0, vec![0; 1]);
+        transport.post_read(6, 0, vec![0; 1].into());
         assert!(matches!(transport.poll(), Ok(Some(Event::Read { token: 6, result: Err(_), .. }))));
         assert!(matches!(transport.poll(), Err(Broken::Closed)));
         assert!(matches!(transport.send(&[b"late"]), Err(SendError::Broken(Broken::Closed))));
@@ -133,7 +133,7 @@ fn servers_that_break_the_protocol_are_named() {
     ];
     for (name, bytes) in forged {
         let (mut transport, mut server) = pair();
-        transport.post_read(7, 0, vec![0; 2]);
+        transport.post_read(7, 0, vec![0; 2].into());
         transport.flush();
         server.write_all(&bytes).unwrap();
         match next(&mut transport) {
@@ -216,7 +216,7 @@ proptest! {
     ) {
         let (mut transport, mut server) = pair();
         for token in 0..3 {
-            transport.post_read(token, 0, vec![0; 2]);
+            transport.post_read(token, 0, vec![0; 2].into());
         }
         let bytes = if is_framed { frame(kind, &bytes) } else { bytes };
         server.write_all(&bytes).unwrap();

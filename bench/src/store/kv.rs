@@ -93,7 +93,7 @@ impl Store for KvStore {
 
     #[inline]
     fn read(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, StoreError> {
-        match self.client.get_into(key, value) {
+        match self.client.get_to_vec(key, value) {
             Ok(found) => Ok(found.is_some()),
             Err(error) => Err(store_error(error)),
         }

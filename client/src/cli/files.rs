@@ -166,7 +166,7 @@ pub(super) fn verify(client: &mut Client, arguments: &FilesArguments) -> Result<
                 continue;
             }
         };
-        match client.get_into(&file.key, &mut value)? {
+        match client.get_to_vec(&file.key, &mut value)? {
             None => tally.failed(&file.path, "not in the store"),
             Some(_) if value != bytes => {
                 let (found, expected) = (value.len(), bytes.len());

@@ -50,7 +50,7 @@ impl<T: Transport> Driver<T> {
         // One that nobody waits for any more may still be under way.
         self.wait_for_blocking(started_ns)?;
         self.blocking = Blocking::Posted;
-        self.transport.post_read(BLOCKING_TOKEN, at_word, words);
+        self.transport.post_read(BLOCKING_TOKEN, at_word, words.into());
         self.wait_for_blocking(started_ns)?.expect("it was posted").map_err(|broken| self.broke(broken))
     }
 

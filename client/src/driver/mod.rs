@@ -1,9 +1,11 @@
 //! Drives operations over one connection: polls, feeds, posts, expires.
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
-//! late. `reads.rs` has the GET's side, `requests.rs` that of messages, `blocking.rs` READs of other use.
+//! late. `reads.rs` has the GET's side, `now.rs` GETs that need no operation, `requests.rs` messages, `blocking.rs` READs
+//! of other use.
 
 mod blocking;
+mod now;
 mod reads;
 mod requests;
 
@@ -19,12 +21,13 @@ use crate::cache::IndexCache;
 use crate::error::Error;
 use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
+use crate::registered::Registered;
 use crate::stats::Stats;
 use crate::transport::{AnyTransport, Lost};
 
 use blocking::Blocking;
 pub use blocking::WarmUp;
-pub(crate) use reads::GetNow;
+pub(crate) use now::{GetNow, InRoom, InScratch};
 use reads::Refresh;
 use requests::InFlight;
 
@@ -198,7 +201,8 @@ impl<T: Transport> Driver<T> {
         self.broken = Some(broken.clone());
         let keys: Vec<usize> = self.ops.iter().map(|(key, _)| key).collect();
         for key in keys {
-            let op = self.ops.remove(key);
+            self.take_back(key);
+            let mut op = self.ops.remove(key);
             let outcome = op.failure(Error::Broken(broken.clone()));
             self.completions.push_back(Completion { ticket: op.ticket, outcome });
         }
@@ -215,12 +219,18 @@ impl<T: Transport> Driver<T> {
         let now_ns = self.transport.now_ns();
         let late: Vec<usize> =
             self.ops.iter().filter(|(_, op)| op.deadline_ns <= now_ns).map(|(key, _)| key).collect();
+        let mut has_taken_back = false;
         for key in late {
             // A late write that ends lets GETs behind it go on, and those may be at their end at once.
             let Some(op) = self.ops.get(key) else { continue };
             let waited_ms = (now_ns - op.started_ns) / 1_000_000;
             self.stats.timeouts += 1;
+            has_taken_back |= self.take_back(key);
             self.end_with_error(key, Error::Timeout { waited_ms });
+        }
+        if has_taken_back {
+            // The connection may have ended for it.
+            self.take_events();
         }
     }
 
@@ -239,6 +249,7 @@ impl<T: Transport> Driver<T> {
         }
         match &outcome {
             Outcome::Get(result) => self.count_get(result.as_ref().map(Option::is_some).ok()),
+            Outcome::GetInto(_, result) => self.count_get(result.as_ref().map(Option::is_some).ok()),
             Outcome::Put(_) | Outcome::Delete(_) | Outcome::CompareAndSet(_) => self.stats.writes += 1,
             Outcome::Ping(_) => {}
         }
@@ -261,19 +272,26 @@ impl<T: Transport> Driver<T> {
     /// Starts an operation. Its completion may be there at once.
     pub(crate) fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         let ticket = self.submit_get_of_many(key)?;
-        // Others are in flight: whoever has many takes completions, and the turn that brings these hands over all READs
-        // that were posted meanwhile.
-        if self.ops.len() <= 1 {
-            self.transport.flush();
-        }
+        self.flush_alone();
         Ok(ticket)
     }
 
     /// As `submit_get`, by a caller who submits more or waits at once.
     pub(crate) fn submit_get_of_many(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.admit()?;
+        Ok(self.new_get(key, None))
+    }
+
+    /// As `submit_get`, into memory of the user that was registered; the operation was admitted.
+    pub(crate) fn start_get_into(&mut self, key: &[u8], buffer: Registered) -> Ticket {
+        let ticket = self.new_get(key, Some(buffer));
+        self.flush_alone();
+        ticket
+    }
+
+    fn new_get(&mut self, key: &[u8], into: Option<Registered>) -> Ticket {
         let hash = self.view.hash(key);
-        let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
-        let index = self.insert(key, hash, kind)?;
+        let index = self.insert(key, hash, Kind::Get { get: Get::new(hash), state: GetState::Reading, into });
         let ticket = self.ops[index].ticket;
         if self.is_behind_write(hash) {
             self.stats.waited_for_own_write += 1;
@@ -281,18 +299,38 @@ impl<T: Transport> Driver<T> {
         } else {
             self.start_get(index);
         }
-        Ok(ticket)
+        ticket
+    }
+
+    /// Hands over what was posted, unless others are in flight: whoever has many takes completions, and the turn that
+    /// brings these hands over all READs that were posted meanwhile.
+    fn flush_alone(&mut self) {
+        if self.ops.len() <= 1 {
+            self.transport.flush();
+        }
     }
 
     /// Starts a GET that the server answers.
     pub(crate) fn submit_ask(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.admit()?;
+        Ok(self.ask_into(key, None))
+    }
+
+    /// The same of one that was admitted, with the memory of the user for its value, if it has any.
+    pub(crate) fn ask_into(&mut self, key: &[u8], into: Option<Registered>) -> Ticket {
         let hash = self.view.hash(key);
-        let kind = Kind::Get { get: Get::new(hash), state: GetState::Reading };
-        let index = self.insert(key, hash, kind)?;
+        let index = self.insert(key, hash, Kind::Get { get: Get::new(hash), state: GetState::Reading, into });
         let ticket = self.ops[index].ticket;
         self.ask(index);
         self.transport.flush();
-        Ok(ticket)
+        ticket
+    }
+
+    /// Makes READs into memory of the user possible.
+    pub(crate) fn register(&mut self, buffer: &mut Registered) -> Result<(), Error> {
+        let bytes = buffer.room_bytes();
+        let memory = buffer.memory()?;
+        self.transport.register(memory).map_err(|reason| Error::NotRegistered { bytes, reason })
     }
 
     /// As `submit_get`.
@@ -300,8 +338,9 @@ impl<T: Transport> Driver<T> {
         if let Write::Put(value) | Write::CompareAndSet { value, .. } = &write {
             check_value(value)?;
         }
+        self.admit()?;
         let hash = self.view.hash(key);
-        let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued })?;
+        let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued });
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
@@ -311,7 +350,8 @@ impl<T: Transport> Driver<T> {
 
     /// As `submit_get`.
     pub(crate) fn submit_ping(&mut self) -> Result<Ticket, Error> {
-        let index = self.insert(b"", KeyHash(0), Kind::Ping { state: SendState::Queued })?;
+        self.admit()?;
+        let index = self.insert(b"", KeyHash(0), Kind::Ping { state: SendState::Queued });
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
@@ -319,16 +359,22 @@ impl<T: Transport> Driver<T> {
         Ok(ticket)
     }
 
-    fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<usize, Error> {
+    /// Whether one more operation may be started.
+    pub(crate) fn admit(&self) -> Result<(), Error> {
         self.check_alive()?;
         if self.pending() >= CLIENT_OPERATIONS_MAX {
             return Err(Error::TooManyInFlight { limit: CLIENT_OPERATIONS_MAX });
         }
+        Ok(())
+    }
+
+    /// Takes an operation that was admitted.
+    fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> usize {
         let started_ns = self.transport.now_ns();
         let deadline_ns = started_ns.saturating_add(self.timeout_ns);
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        Ok(self.ops.insert(Op { ticket, key: key.to_vec(), hash, started_ns, deadline_ns, kind }))
+        self.ops.insert(Op { ticket, key: key.to_vec(), hash, started_ns, deadline_ns, kind })
     }
 
     fn check_alive(&self) -> Result<(), Error> {

@@ -1,24 +1,23 @@
 //! GETs and whatever else READs the region.
 
-use kv_common::block::{Verdict, judge};
+use std::borrow::Cow;
+use std::ops::Range;
+
 use kv_common::hash::KeyHash;
-use kv_common::layout::{LINE_WORDS, Slot, superblock};
+use kv_common::layout::superblock;
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
-use kv_common::transport::{Broken, ReadNow, Transport};
+use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
 use crate::error::Error;
-use crate::get::{Action, Context, Get};
-use crate::op::{GetState, Kind, Outcome, SendState, Value, Version};
+use crate::get::{Action, Context};
+use crate::op::{GetState, Kind, Outcome, SendState, Version};
 
 /// Tokens of READs that belong to no operation.
 const REFRESH_TOKEN: u64 = u64::MAX;
 pub(super) const BLOCKING_TOKEN: u64 = u64::MAX - 1;
-
-/// Words of a block that are fetched ahead: the processor follows a longer copy by itself.
-const PREFETCH_WORDS_MAX: usize = 256;
 
 /// Words of the guard line: owner, place epoch, directory depth, LEASE.
 const GUARD_WORDS: usize = 8;
@@ -36,151 +35,20 @@ enum RefreshPhase {
     Directory,
 }
 
-/// How a GET that was tried at once ended.
-pub(crate) enum GetNow {
-    /// The value is at this place in the scratch words.
-    Found { version: Version, value: std::ops::Range<usize> },
-    /// Proved absent.
-    Absent,
-    /// Reading does not settle it: ask the server.
-    Ask,
-    /// It takes more than READs that are loads: submit it.
-    Submit,
+/// Where the words of an operation's READ are.
+enum Landed {
+    Private(Vec<u64>),
+    /// The first ones of the operation's memory of the user.
+    User {
+        len_words: usize,
+    },
 }
 
 impl<T: Transport> Driver<T> {
-    /// A GET over a transport whose READs are loads: no operation, no queue, no copy of the key.
-    ///
-    /// Nearly all of them are the first half: one block, named by the index cache, valid. Whatever else it is, the
-    /// machine takes over with the same words.
-    #[inline]
-    pub(crate) fn get_now(&mut self, key: &[u8]) -> Result<GetNow, Error> {
-        let hash = self.view.hash(key);
-        let slot = self.cache.first_in_window(self.view.home(hash), hash);
-        self.get_at(key, hash, slot, self.cache.place_epoch())
-    }
-
-    /// The same, of a key whose hash is known, and the slot that the index cache had for it under `place_epoch`.
-    #[inline]
-    pub(crate) fn get_at(
-        &mut self,
-        key: &[u8],
-        hash: KeyHash,
-        slot: Option<Slot>,
-        place_epoch: u64,
-    ) -> Result<GetNow, Error> {
-        if !self.transport.reads_are_loads() || self.broken.is_some() || self.is_behind_write(hash) {
-            return Ok(GetNow::Submit);
-        }
-        // Whatever is read from here on is at least as new as what the slot was learned under.
-        let Some((slot, len_words)) = slot.and_then(|slot| Some((slot, self.view.block_words(slot)?))) else {
-            let mut get = Get::new(hash);
-            let action = self.step(&mut get, None, self.cache.place_epoch());
-            return self.run_now(key, get, action);
-        };
-        self.stats.index_cache_lookups += 1;
-        self.stats.reads += 1;
-        self.stats.read_bytes += len_words as u64 * 8;
-        if len_words > LINE_WORDS * 4 {
-            // The copy's loads fill the processor's window after some lines; this asks for all lines at once.
-            self.transport.prefetch(slot.place().word(), len_words.min(PREFETCH_WORDS_MAX));
-        }
-        let Some(epoch_now) = self.read_into_scratch(slot.place().word(), len_words)? else {
-            return Ok(GetNow::Submit);
-        };
-        let verdict = judge(&self.scratch[..len_words], key, slot.place(), self.view.table_id);
-        if let Verdict::Found { version, value } = verdict
-            && epoch_now == place_epoch
-        {
-            self.stats.index_cache_hits += 1;
-            self.count_get(Some(true));
-            return Ok(GetNow::Found { version, value });
-        }
-        let home = self.view.home(hash);
-        let mut get = Get::at_cached_block(hash, home, slot, self.cache.find(home, hash), place_epoch);
-        let action = self.step(&mut get, Some((key, len_words)), epoch_now);
-        self.run_now(key, get, action)
-    }
-
-    /// Runs the machine to its end where every READ is served at once.
-    #[cold]
-    fn run_now(&mut self, key: &[u8], mut get: Get, mut action: Action) -> Result<GetNow, Error> {
-        loop {
-            match action {
-                Action::Read { at_word, len_words } => {
-                    let Some(epoch_now) = self.read_into_scratch(at_word, len_words)? else {
-                        return Ok(GetNow::Submit);
-                    };
-                    action = self.step(&mut get, Some((key, len_words)), epoch_now);
-                }
-                Action::Found { version, value } => {
-                    self.count_get(Some(true));
-                    return Ok(GetNow::Found { version, value });
-                }
-                Action::Absent => {
-                    self.count_get(Some(false));
-                    return Ok(GetNow::Absent);
-                }
-                Action::Ask => return Ok(GetNow::Ask),
-                // The submitted GET starts over; this is rare.
-                Action::RefreshDirectory => return Ok(GetNow::Submit),
-            }
-        }
-    }
-
-    /// Reads words into the scratch and then the place epoch; `None` if this transport's READs take time.
-    #[inline]
-    fn read_into_scratch(&mut self, at_word: usize, len_words: usize) -> Result<Option<u64>, Error> {
-        if self.scratch.len() < len_words {
-            self.scratch.resize(len_words, 0);
-        }
-        match self.transport.read_now(at_word, &mut self.scratch[..len_words]) {
-            Ok(ReadNow::Done) => {}
-            Ok(ReadNow::Post) => return Ok(None),
-            Err(broken) => return Err(self.broke(broken)),
-        }
-        self.transport.guard_now().map_err(|broken| self.broke(broken))
-    }
-
-    /// The bytes that `get_now` found.
-    #[inline]
-    pub(crate) fn found_bytes(&self, value: std::ops::Range<usize>) -> &[u8] {
-        &bytes_of(&self.scratch)[value]
-    }
-
-    /// The hash of a key; fetches into the processor's cache what a GET of it looks at first.
-    #[inline]
-    pub(crate) fn prefetch_lines(&self, key: &[u8]) -> KeyHash {
-        let hash = self.view.hash(key);
-        self.cache.prefetch(self.view.home(hash));
-        hash
-    }
-
-    /// The slot that the index cache has for a hash; fetches the start of its block.
-    #[inline]
-    pub(crate) fn prefetch_block(&self, hash: KeyHash) -> Option<Slot> {
-        let slot = self.cache.first_in_window(self.view.home(hash), hash)?;
-        let len_words = self.view.block_words(slot)?;
-        self.transport.prefetch(slot.place().word(), len_words.min(PREFETCH_WORDS_MAX));
-        Some(slot)
-    }
-
     #[cold]
     pub(super) fn broke(&mut self, broken: Broken) -> Error {
         self.fail_all(broken.clone());
         Error::Broken(broken)
-    }
-
-    /// One step of a GET whose words, if any, are in the scratch.
-    fn step(&mut self, get: &mut Get, words: Option<(&[u8], usize)>, place_epoch: u64) -> Action {
-        let transport = &self.transport;
-        let now_ns = || transport.now_ns();
-        let (view, cache, stats) = (&self.view, &mut self.cache, &mut self.stats);
-        let mut cx = Context { view, cache, stats, place_epoch, now_ns: &now_ns };
-        match words {
-            None => get.start(&mut cx),
-            Some((key, len_words)) => get.words(key, &self.scratch[..len_words], &mut cx),
-        }
     }
 
     /// Starts a submitted GET, or starts it over.
@@ -189,36 +57,37 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Gives a submitted GET the words of its READ and does what it wants next.
-    fn advance(&mut self, key: usize, mut buffer: Option<Vec<u64>>) {
+    fn advance(&mut self, key: usize, mut landed: Option<Landed>) {
         loop {
             let place_epoch = match self.place_epoch() {
                 Ok(Some(epoch)) => epoch,
                 Ok(None) => {
-                    self.stats.leases_expired += u64::from(buffer.is_some());
-                    self.spare_buffers.extend(buffer);
+                    self.stats.leases_expired += u64::from(landed.is_some());
+                    self.recycle(landed);
                     return self.refresh_for(key, false);
                 }
                 Err(_) => return,
             };
-            let action = self.step_op(key, buffer.as_deref(), place_epoch);
-            match action {
+            match self.step_op(key, landed.as_ref(), place_epoch) {
                 Action::Read { at_word, len_words } => {
-                    let mut words = buffer.take().or_else(|| self.spare_buffers.pop()).unwrap_or_default();
-                    words.resize(len_words, 0);
-                    match self.transport.read_now(at_word, &mut words) {
-                        Ok(ReadNow::Done) => buffer = Some(words),
-                        Ok(ReadNow::Post) => return self.post_read(key, at_word, words),
-                        Err(broken) => return self.fail_all(broken),
+                    let mut buffer = self.buffer_for(key, landed.take(), len_words);
+                    let read = self.transport.read_now(at_word, &mut buffer);
+                    if read == Ok(ReadNow::Post) {
+                        return self.post_read(key, at_word, buffer);
+                    }
+                    landed = Some(self.land_op(key, buffer));
+                    if let Err(broken) = read {
+                        return self.fail_all(broken);
                     }
                 }
                 Action::Found { version, value } => {
-                    let words = buffer.as_deref().expect("a value is found in words");
-                    let bytes = bytes_of(words)[value].to_vec();
-                    self.end(key, Outcome::Get(Ok(Some(Value { bytes, version }))));
+                    let outcome = self.found(key, landed.as_ref(), value, version);
+                    self.end(key, outcome);
                     break;
                 }
                 Action::Absent => {
-                    self.end(key, Outcome::Get(Ok(None)));
+                    let outcome = self.ops[key].absent();
+                    self.end(key, outcome);
                     break;
                 }
                 Action::RefreshDirectory => {
@@ -231,7 +100,67 @@ impl<T: Transport> Driver<T> {
                 }
             }
         }
-        self.spare_buffers.extend(buffer);
+        self.recycle(landed);
+    }
+
+    /// How an operation ends whose value is at `value` in the words of its READ.
+    fn found(
+        &mut self,
+        key: usize,
+        landed: Option<&Landed>,
+        value: Range<usize>,
+        version: Version,
+    ) -> Outcome {
+        let op = &mut self.ops[key];
+        match landed.expect("a value is found in words") {
+            Landed::User { .. } => {
+                self.stats.values_in_place += 1;
+                op.found_in_place(value, version)
+            }
+            Landed::Private(words) => op.found(Cow::Borrowed(&bytes_of(words)[value]), version),
+        }
+    }
+
+    /// Where an operation's next READ ends: in memory of the user, if it has some that is large enough.
+    fn buffer_for(&mut self, key: usize, landed: Option<Landed>, len_words: usize) -> ReadBuffer {
+        if let Some(memory) = self.ops[key].into_mut().and_then(|buffer| buffer.lend(len_words)) {
+            self.recycle(landed);
+            return ReadBuffer::User { memory, len_words };
+        }
+        let mut words = match landed {
+            Some(Landed::Private(words)) => words,
+            _ => self.spare_buffers.pop().unwrap_or_default(),
+        };
+        words.resize(len_words, 0);
+        ReadBuffer::Private(words)
+    }
+
+    /// Takes the buffer of a READ that is done, or was not made: memory of the user goes back to its operation.
+    fn land_op(&mut self, key: usize, buffer: ReadBuffer) -> Landed {
+        let len_words = buffer.len();
+        match buffer.into_user() {
+            Err(words) => Landed::Private(words),
+            Ok(memory) => {
+                self.ops[key].into_mut().expect("it was lent by this operation").put_back(memory);
+                Landed::User { len_words }
+            }
+        }
+    }
+
+    fn recycle(&mut self, landed: Option<Landed>) {
+        if let Some(Landed::Private(words)) = landed {
+            self.spare_buffers.push(words);
+        }
+    }
+
+    /// Takes the user's memory back from the READ of an operation. False if it is not lent to one.
+    pub(super) fn take_back(&mut self, key: usize) -> bool {
+        let token = self.token(key);
+        let Some(buffer) = self.ops[key].into_mut().filter(|buffer| buffer.is_lent()) else { return false };
+        if let Some(memory) = self.transport.take_back(token) {
+            buffer.put_back(memory);
+        }
+        true
     }
 
     /// Has the server answer a GET: the answer of last resort.
@@ -242,29 +171,34 @@ impl<T: Transport> Driver<T> {
         self.send_queued();
     }
 
-    fn step_op(&mut self, key: usize, words: Option<&[u64]>, place_epoch: u64) -> Action {
+    fn step_op(&mut self, key: usize, landed: Option<&Landed>, place_epoch: u64) -> Action {
         let transport = &self.transport;
         let now_ns = || transport.now_ns();
         let (view, cache, stats) = (&self.view, &mut self.cache, &mut self.stats);
         let mut cx = Context { view, cache, stats, place_epoch, now_ns: &now_ns };
         let op = &mut self.ops[key];
-        let Kind::Get { get, .. } = &mut op.kind else { unreachable!("only GETs read") };
-        match words {
+        let Kind::Get { get, into, .. } = &mut op.kind else { unreachable!("only GETs read") };
+        match landed {
             None => get.start(&mut cx),
-            Some(words) => get.words(&op.key, words, &mut cx),
+            Some(Landed::Private(words)) => get.words(&op.key, words, &mut cx),
+            Some(Landed::User { len_words }) => {
+                let buffer = into.as_ref().expect("the words went there");
+                get.words(&op.key, buffer.words(*len_words), &mut cx)
+            }
         }
     }
 
-    fn post_read(&mut self, key: usize, at_word: usize, words: Vec<u64>) {
+    fn post_read(&mut self, key: usize, at_word: usize, buffer: ReadBuffer) {
         if self.reads_in_flight >= self.transport.reads_in_flight_max() {
-            let len_words = words.len();
-            self.spare_buffers.push(words);
+            let len_words = buffer.len();
+            let unused = self.land_op(key, buffer);
+            self.recycle(Some(unused));
             self.set_get_state(key, GetState::ReadQueued { at_word, len_words });
             return self.reads_queued.push_back(key);
         }
         self.set_get_state(key, GetState::Reading);
         self.reads_in_flight += 1;
-        self.transport.post_read(self.token(key), at_word, words);
+        self.transport.post_read(self.token(key), at_word, buffer);
     }
 
     pub(super) fn post_queued_reads(&mut self) {
@@ -274,9 +208,8 @@ impl<T: Transport> Driver<T> {
             else {
                 unreachable!("queued for a READ")
             };
-            let mut words = self.spare_buffers.pop().unwrap_or_default();
-            words.resize(len_words, 0);
-            self.post_read(key, at_word, words);
+            let buffer = self.buffer_for(key, None, len_words);
+            self.post_read(key, at_word, buffer);
         }
     }
 
@@ -285,20 +218,21 @@ impl<T: Transport> Driver<T> {
         key as u64 | self.ops[key].ticket.0 << 32 & u64::MAX >> 1
     }
 
-    pub(super) fn on_read(&mut self, token: u64, buffer: Vec<u64>, result: Result<(), Broken>) {
+    pub(super) fn on_read(&mut self, token: u64, buffer: ReadBuffer, result: Result<(), Broken>) {
         match token {
-            REFRESH_TOKEN => return self.on_refresh(buffer, result),
-            BLOCKING_TOKEN => return self.blocking = Blocking::Done(result.map(|()| buffer)),
+            REFRESH_TOKEN => return self.on_refresh(&buffer, result),
+            BLOCKING_TOKEN => {
+                return self.blocking = Blocking::Done(result.map(|()| buffer.into_words()));
+            }
             _ => self.reads_in_flight -= 1,
         }
-        if let Err(broken) = result {
-            return self.fail_all(broken);
-        }
         let key = token as u32 as usize;
-        if self.ops.contains(key) && self.token(key) == token {
-            self.advance(key, Some(buffer));
-        } else {
-            self.spare_buffers.push(buffer);
+        let is_wanted = self.ops.contains(key) && self.token(key) == token;
+        let landed = if is_wanted { self.land_op(key, buffer) } else { Landed::Private(buffer.into_words()) };
+        match result {
+            Err(broken) => self.fail_all(broken),
+            Ok(()) if is_wanted => self.advance(key, Some(landed)),
+            Ok(()) => self.recycle(Some(landed)),
         }
     }
 
@@ -338,13 +272,13 @@ impl<T: Transport> Driver<T> {
     fn read_for_refresh(&mut self, at_word: usize, len_words: usize) {
         let mut words = vec![0; len_words];
         match self.transport.read_now(at_word, &mut words) {
-            Ok(ReadNow::Done) => self.on_refresh(words, Ok(())),
-            Ok(ReadNow::Post) => self.transport.post_read(REFRESH_TOKEN, at_word, words),
+            Ok(ReadNow::Done) => self.on_refresh(&words, Ok(())),
+            Ok(ReadNow::Post) => self.transport.post_read(REFRESH_TOKEN, at_word, words.into()),
             Err(broken) => self.fail_all(broken),
         }
     }
 
-    fn on_refresh(&mut self, words: Vec<u64>, result: Result<(), Broken>) {
+    fn on_refresh(&mut self, words: &[u64], result: Result<(), Broken>) {
         if let Err(broken) = result {
             return self.fail_all(broken);
         }
@@ -363,7 +297,7 @@ impl<T: Transport> Driver<T> {
                 }
             }
             RefreshPhase::Directory => {
-                if let Err(error) = self.view.set_directory(&words) {
+                if let Err(error) = self.view.set_directory(words) {
                     return self.fail_all(Broken::Protocol { what: error.to_string() });
                 }
             }

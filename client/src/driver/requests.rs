@@ -1,5 +1,7 @@
 //! Requests to the server and their replies.
 
+use std::borrow::Cow;
+
 use kv_common::hash::payload_hash;
 use kv_common::layout::{LINE_WORDS, LineNumber};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
@@ -9,7 +11,7 @@ use kv_common::wire::{self, Op as WireOp, Reply, Request, Status};
 
 use super::Driver;
 use crate::error::Error;
-use crate::op::{CasOutcome, GetState, Kind, Op, Outcome, SendState, Value, Write};
+use crate::op::{CasOutcome, GetState, Kind, Op, Outcome, SendState, Write};
 
 /// A request that was sent and not answered to the end.
 #[derive(Debug)]
@@ -91,7 +93,8 @@ impl<T: Transport> Driver<T> {
     }
 
     fn on_reply(&mut self, key: usize, reply: &Reply) {
-        let outcome = match &mut self.ops[key].kind {
+        let op = &mut self.ops[key];
+        let outcome = match &mut op.kind {
             Kind::Ping { .. } => match reply.status {
                 Status::Done => Ok(Outcome::Ping(Ok(()))),
                 status => Err(status),
@@ -108,10 +111,10 @@ impl<T: Transport> Driver<T> {
                     if reply.has_more {
                         return;
                     }
-                    let (bytes, version) = (std::mem::take(value), reply.version);
-                    Ok(Outcome::Get(Ok(Some(Value { bytes, version }))))
+                    let bytes = std::mem::take(value);
+                    Ok(op.found(Cow::Owned(bytes), reply.version))
                 }
-                Status::NotFound => Ok(Outcome::Get(Ok(None))),
+                Status::NotFound => Ok(op.absent()),
                 status => Err(status),
             },
             Kind::Get { .. } => Err(reply.status),

@@ -7,7 +7,8 @@
 //!   any order.
 //! * READs in flight together are not ordered with each other.
 //! * Messages of one connection arrive in order, each once, or the connection breaks.
-//! * A buffer belongs to the transport from `post_read` until its completion: ownership says so, in the types.
+//! * A buffer belongs to the transport from `post_read` until its completion, or until `take_back`: ownership says so, in
+//!   the types.
 //! * After a break every READ in flight completes exactly once, with an error; nothing completes later.
 //! * How long a READ takes is not bounded: a client can be stopped between two loads. So a miss counts only if its
 //!   READs took less than GRACE by the client's own clock.
@@ -17,11 +18,14 @@ pub mod shm;
 #[cfg(feature = "adversary")]
 pub mod sim;
 pub mod tcp;
+pub mod user_memory;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
 use crate::layout::superblock;
 use crate::region::Words;
+
+pub use user_memory::{ReadBuffer, UserMemory};
 
 /// Why a connection is no more. It does not come back; a new one may.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,8 +83,9 @@ pub enum Event {
     Read {
         /// The token given to `post_read`.
         token: u64,
-        /// The buffer, filled if the READ was done.
-        buffer: Vec<u64>,
+        /// The buffer, filled if the READ was done. A private one if the user's was taken out of the READ, or is lost
+        /// because a device did not let go of it.
+        buffer: ReadBuffer,
         /// Whether it was.
         result: Result<(), Broken>,
     },
@@ -111,7 +116,26 @@ pub trait Transport {
 
     /// Starts a READ of `buffer.len()` words from word `at_word`. It completes as an [`Event::Read`] with `token`,
     /// also if the connection breaks.
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>);
+    ///
+    /// Memory of the user was given to [`Transport::register`] before.
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer);
+
+    /// Makes READs into memory of the user possible, if that takes something. Cheap if it was done on this connection before.
+    ///
+    /// # Errors
+    /// Why not, with the remedy, for people.
+    fn register(&mut self, _memory: &mut UserMemory) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes the user's memory out of the READ with this token, which is under way, at once: nothing of the READ ends there
+    /// after this. If it takes the end of the connection to be sure of that, the connection is broken then. Otherwise the READ
+    /// completes as any other, with a private buffer.
+    ///
+    /// None if no such READ is under way, its words do not go to memory of the user, or the device does not let go of it.
+    fn take_back(&mut self, _token: u64) -> Option<Box<UserMemory>> {
+        None
+    }
 
     /// True if READs are loads: `read_now` serves them.
     fn reads_are_loads(&self) -> bool;

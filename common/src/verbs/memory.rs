@@ -11,7 +11,7 @@ use rdma_sys::ibv_mr;
 
 use super::access::{Access, REMOTE_WRITE, Remote};
 use super::domain::ProtectionDomain;
-use super::error::VerbError;
+use super::error::{VerbError, check};
 use super::memory_limits::{MemoryLimits, RegisterError};
 use crate::region::Words;
 
@@ -27,6 +27,7 @@ pub struct MemoryRegion<A: Access> {
     /// False on iWARP for memory that peers may not write to.
     is_read_sink: bool,
     domain: Arc<ProtectionDomain>,
+    is_registered: bool,
     _access: PhantomData<A>,
 }
 
@@ -114,8 +115,34 @@ impl<A: Access> MemoryRegion<A> {
             len_bytes,
             is_read_sink: !iwarp || flags & REMOTE_WRITE != 0,
             domain: Arc::clone(domain),
+            is_registered: true,
             _access: PhantomData,
         })
+    }
+
+    /// Has the device forget it, also if requests for it are in flight: they complete with an error. The device accesses
+    /// the memory no more when this returns.
+    ///
+    /// # Errors
+    /// What the verb said; the memory is then never given back.
+    pub fn deregister(mut self) -> Result<(), VerbError> {
+        self.forget_at_device()
+    }
+
+    fn forget_at_device(&mut self) -> Result<(), VerbError> {
+        if !std::mem::take(&mut self.is_registered) {
+            return Ok(());
+        }
+        // SAFETY: registered once, deregistered once, because the flag was just cleared. When this returns 0, no device
+        // accesses the memory any more; requests in flight complete with an error. Only then are `words` given back, by
+        // the caller: it is dropped after this.
+        let returned = unsafe { rdma_sys::ibv_dereg_mr(self.raw.as_ptr()) };
+        let done = check("ibv_dereg_mr", returned, || format!("{} bytes", self.len_bytes));
+        if let Err(error) = &done {
+            tracing::error!(%error, "memory could not be deregistered; it is kept");
+            mem::forget(self.words.clone());
+        }
+        done
     }
 
     /// What is in it.
@@ -171,12 +198,8 @@ impl<A: Remote> MemoryRegion<A> {
 
 impl<A: Access> Drop for MemoryRegion<A> {
     fn drop(&mut self) {
-        // SAFETY: registered once, deregistered once. When this returns 0, no device accesses the memory any more; requests
-        // in flight complete with an error. Only then are `words`, dropped after this function, given back.
-        if unsafe { rdma_sys::ibv_dereg_mr(self.raw.as_ptr()) } != 0 {
-            tracing::error!(bytes = self.len_bytes, "memory could not be deregistered; it is kept");
-            mem::forget(self.words.clone());
-        }
+        // What the device keeps is kept here, too, and was logged.
+        let _ = self.forget_at_device();
     }
 }
 

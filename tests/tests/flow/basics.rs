@@ -20,7 +20,7 @@ pub(crate) fn put_get_update_delete(start: Start) {
         assert!(version > first);
         assert_eq!(client.get(b"key"), Ok(Some(Value { bytes: value.to_vec(), version })));
         let mut buffer = b"what was there before".to_vec();
-        assert_eq!(client.get_into(b"key", &mut buffer), Ok(Some(version)));
+        assert_eq!(client.get_to_vec(b"key", &mut buffer), Ok(Some(version)));
         assert_eq!(buffer, value);
         assert_eq!(
             client.get_with(b"key", |bytes, found| (bytes.len(), found)),
@@ -31,7 +31,7 @@ pub(crate) fn put_get_update_delete(start: Start) {
     assert_eq!(client.get(b"kez"), Ok(None));
     assert_eq!(client.delete(b"key"), Ok(true));
     let mut buffer = b"what was there before".to_vec();
-    assert_eq!(client.get_into(b"key", &mut buffer), Ok(None));
+    assert_eq!(client.get_to_vec(b"key", &mut buffer), Ok(None));
     assert!(buffer.is_empty());
     assert_eq!((client.exists(b"key"), client.delete(b"key")), (Ok(false), Ok(false)));
     client.put(b"key", b"again").unwrap();

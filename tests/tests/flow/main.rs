@@ -13,6 +13,7 @@ mod basics;
 mod batches;
 mod full;
 mod reads;
+mod registered;
 mod shared;
 mod sizes;
 

@@ -17,6 +17,8 @@ macro_rules! scenarios {
             batches: multi_get_has_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
             reads: hits_and_misses_are_counted;
+            registered: values_stay_where_they_were_read, values_beyond_registered_memory_are_copied_or_refused,
+                submitted_gets_bring_their_memory_back;
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing;

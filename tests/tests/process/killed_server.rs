@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kv_client::{Client, Error, Options, Outcome, Value};
+use kv_client::{Client, Error, NotSubmitted, Options, Outcome, Registered, Value};
 
 use crate::live::PATIENCE;
 use crate::live::server::{Site, Transport};
@@ -20,6 +20,17 @@ fn is_unknown<T>(result: &Result<T, Error>, transport: Transport) -> bool {
     matches!(result, Err(Error::OutcomeUnknown { cause }) if *cause == gone(transport).to_string())
 }
 
+/// GETs into memory that was registered when the server lived.
+fn assert_gone_into(client: &mut Client, buffer: Registered, transport: Transport) -> Registered {
+    let mut buffer = buffer;
+    assert_eq!(client.get_into(b"key", &mut buffer), Err(gone(transport)));
+    assert_eq!(buffer.value(), None);
+    let refused = client.submit_get_into(b"key", buffer);
+    let Err(NotSubmitted { error, buffer }) = refused else { panic!("{refused:?}") };
+    assert_eq!(error, gone(transport));
+    buffer
+}
+
 fn assert_gone(client: &mut Client, transport: Transport) {
     let gone = || gone(transport);
     assert_eq!(client.get(b"key"), Err(gone()));
@@ -32,6 +43,7 @@ fn assert_gone(client: &mut Client, transport: Transport) {
     assert_eq!(client.ping(), Err(gone()));
     assert_eq!(client.multi_get(&[b"key", b"yek"]), [Err(gone()), Err(gone())]);
     assert_eq!(client.submit_get(b"key"), Err(gone()));
+    assert_eq!(client.register(100), Err(gone()));
     assert_eq!(client.submit_put(b"key", b"value"), Err(gone()));
     assert_eq!(client.server_stat(), Err(gone()));
     assert_eq!(client.warm_up(), Err(gone()));
@@ -48,6 +60,11 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
         client.warm_up().unwrap();
     }
     let first = clients[0].connection().clone();
+    let mut buffers: Vec<Registered> =
+        clients.iter_mut().map(|client| client.register(100).unwrap()).collect();
+    for (client, buffer) in clients.iter_mut().zip(&mut buffers) {
+        assert_eq!(client.get_into(b"key", buffer).unwrap().unwrap().bytes, b"of the first server");
+    }
     let options = Options { timeout: FOREVER, reconnect: false, ..Options::default() };
     let mut given_up = Client::connect_with(&site.url(), &options).unwrap();
     let [idle, busy] = &mut clients[..] else { unreachable!() };
@@ -70,6 +87,7 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
             busy.submit_put(&i.to_le_bytes(), b"many").unwrap();
         }
         let behind = busy.submit_get(b"key").unwrap();
+        busy.submit_get_into(b"key", buffers.pop().unwrap()).unwrap();
         server.kill();
         // It was sent, or the end came first.
         let result = waiting.join().unwrap();
@@ -80,6 +98,10 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
     while let Some(done) = busy.wait().unwrap() {
         match done.outcome {
             Outcome::Get(result) if done.ticket == behind => assert_eq!(result, Err(gone(transport))),
+            Outcome::GetInto(buffer, result) => {
+                assert_eq!((buffer.value(), result), (None, Err(gone(transport))));
+                buffers.push(buffer);
+            }
             Outcome::Put(Err(error)) | Outcome::Delete(Err(error)) if error == gone(transport) => {
                 not_sent += 1
             }
@@ -94,6 +116,8 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
     );
     assert_gone(idle, transport);
     assert_gone(busy, transport);
+    let buffers =
+        buffers.into_iter().map(|buffer| assert_gone_into(busy, buffer, transport)).collect::<Vec<_>>();
     assert!(matches!(Client::connect(&site.url()), Err(Error::Connect { .. })));
 
     let successor = site.serve();
@@ -104,11 +128,16 @@ fn clients_of_a_killed_server_get_errors_and_no_stale_values(transport: Transpor
     assert_eq!(fresh.get(b"key"), Ok(None), "it starts empty");
     fresh.put(b"key", b"of the second server").unwrap();
     assert_gone(&mut given_up, transport);
-    for old in &mut clients {
+    for (old, mut buffer) in clients.iter_mut().zip(buffers) {
         assert_eq!(first_answer(old, transport).unwrap().bytes, b"of the second server");
         assert_eq!(old.connection().table_id, fresh.connection().table_id);
         assert_eq!(old.connection().incarnation, fresh.connection().incarnation);
         assert_eq!(old.stats().reconnects, 1);
+        // Memory of before is as good for this connection.
+        let in_place = old.stats().values_in_place;
+        let found = old.get_into(b"key", &mut buffer).unwrap().map(|found| found.bytes);
+        assert_eq!(found, Some(&b"of the second server"[..]));
+        assert_eq!(old.stats().values_in_place, in_place + 1);
         // Tickets and counters go on; writes arrive.
         let version = old.put(b"after", b"all").unwrap();
         assert_eq!(fresh.get(b"after").unwrap().unwrap().version, version);

@@ -11,6 +11,7 @@ use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return};
 use kv_tests::value::NAMED_BYTES_MIN;
 
+use crate::buffers::Buffers;
 use crate::tasks::pause;
 use crate::totals::Totals;
 
@@ -112,6 +113,7 @@ pub(crate) struct Player {
     /// The step until which it sleeps.
     sleep_until: Rc<Cell<u64>>,
     pending: BTreeMap<Ticket, (OpId, usize)>,
+    buffers: Buffers,
     /// The last version seen, by key.
     versions: Vec<u64>,
     done: u64,
@@ -130,14 +132,21 @@ struct Line {
 }
 
 impl Player {
-    pub(crate) fn new(shared: Rc<Shared>, plan: PlayerPlan, rng: Rng, sleep_until: Rc<Cell<u64>>) -> Player {
+    pub(crate) fn new(
+        shared: Rc<Shared>,
+        plan: PlayerPlan,
+        mut rng: Rng,
+        sleep_until: Rc<Cell<u64>>,
+    ) -> Player {
         let versions = vec![0; plan.roles.len()];
+        let buffers = Buffers::new(rng.pick(&shared.block_bytes));
         Player {
             shared,
             plan,
             rng,
             sleep_until,
             pending: BTreeMap::new(),
+            buffers,
             versions,
             done: 0,
             oldest: 0,
@@ -191,14 +200,11 @@ impl Player {
         let session = self.shared.sessions.get() + 1;
         self.shared.sessions.set(session);
         let flavour = self.rng.pick(&self.plan.flavours);
-        let transport =
-            self.shared.fabric.connect(flavour, self.plan.is_patient, session, Words::zeroed(STAGING_WORDS));
+        let staging = Words::zeroed(STAGING_WORDS);
+        let transport = self.shared.fabric.connect(flavour, self.plan.is_patient, session, staging);
         let link = transport.link();
-        let options = Options {
-            timeout: self.plan.timeout,
-            index_cache_bytes: self.plan.index_cache_bytes,
-            ..Options::default()
-        };
+        let (timeout, index_cache_bytes) = (self.plan.timeout, self.plan.index_cache_bytes);
+        let options = Options { timeout, index_cache_bytes, ..Options::default() };
         let connected = Client::over(Box::new(transport), session, self.shared.region_words, &options);
         match connected {
             Ok(mut client) => {
@@ -269,11 +275,12 @@ impl Player {
 
     fn get(&mut self, line: &mut Line, key: usize) -> bool {
         let (op, name) = (self.begin(line, key, Call::Get).0, self.key_bytes(key));
-        let result = match self.rng.below(3) {
+        let result = match self.rng.below(4) {
             0 => line.client.get(&name),
+            3 => self.buffers.get(&mut line.client, &name),
             1 => {
                 let mut bytes = vec![1];
-                let version = line.client.get_into(&name, &mut bytes);
+                let version = line.client.get_to_vec(&name, &mut bytes);
                 version.map(|found| found.map(|version| Value { bytes, version }))
             }
             _ => line.client.get_with(&name, |bytes, version| Value { bytes: bytes.to_vec(), version }),
@@ -309,6 +316,7 @@ impl Player {
             let (op, bytes) = self.begin(line, key, call);
             let name = self.key_bytes(key);
             let ticket = match call {
+                Call::Get if self.rng.one_in(3) => self.buffers.submit(&mut line.client, &name),
                 Call::Get => line.client.submit_get(&name),
                 Call::Put { .. } => line.client.submit_put(&name, &bytes),
                 Call::Delete => line.client.submit_delete(&name),
@@ -344,6 +352,7 @@ impl Player {
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
+        let outcome = self.buffers.outcome(outcome);
         match self.pending.remove(&ticket) {
             Some((op, key)) => {
                 self.finish(op, key, outcome);
@@ -376,6 +385,7 @@ impl Player {
                 (if is_unknown { Return::Unknown } else { Return::NoEffect }, Some(error))
             }
             Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
+            Outcome::GetInto(..) => unreachable!("a GET by now"),
             Outcome::Ping(result) => return self.survives(result),
         };
         self.end(op, back);
@@ -391,7 +401,7 @@ impl Player {
                 totals.unknown += 1;
                 true
             }
-            Err(Error::Timeout { .. } | Error::TooManyInFlight { .. }) => true,
+            Err(Error::Timeout { .. } | Error::TooManyInFlight { .. } | Error::BufferTooSmall { .. }) => true,
             Err(Error::Refused(
                 Refusal::RegionFull { .. } | Refusal::HomeFull { .. } | Refusal::StagedChanged { .. },
             )) => {

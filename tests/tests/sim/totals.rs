@@ -55,6 +55,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         writes,
         reads,
         read_bytes,
+        values_in_place,
         index_cache_hits,
         index_cache_lookups,
         index_cache_bytes: _,
@@ -79,6 +80,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.writes += writes;
     into.reads += reads;
     into.read_bytes += read_bytes;
+    into.values_in_place += values_in_place;
     into.index_cache_hits += index_cache_hits;
     into.index_cache_lookups += index_cache_lookups;
     into.retries_torn += retries_torn;

@@ -16,6 +16,8 @@ mod full;
 #[path = "../flow/reads.rs"]
 #[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod reads;
+#[path = "../flow/registered.rs"]
+mod registered;
 #[path = "../flow/shared.rs"]
 mod shared;
 #[path = "../flow/sizes.rs"]

@@ -9,7 +9,7 @@ use super::spin::Spin;
 use crate::layout::superblock;
 use crate::region::{ReadWords, Words};
 use crate::ring::{Consumer, Producer, PushError};
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport};
 
 /// Byte of the owner word.
 const OWNER_BYTE: usize = superblock::OWNER * 8;
@@ -79,7 +79,7 @@ impl Transport for ShmTransport {
         Ok(Some(place_epoch))
     }
 
-    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: Vec<u64>) {
+    fn post_read(&mut self, _token: u64, _at_word: usize, _buffer: ReadBuffer) {
         unreachable!("every READ of this transport is served by read_now")
     }
 

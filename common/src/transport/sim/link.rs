@@ -7,7 +7,7 @@ use super::reads::{Ambush, Read, draw_positions};
 use super::rng::Rng;
 use super::{Fabric, State, Weather, mix};
 use crate::region::Words;
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 
 /// READs in flight that a connection may have.
 const READS_MAX: usize = 16;
@@ -175,6 +175,14 @@ impl Link {
             || self.to_client.front().is_some_and(|&(due, _)| due <= step)
     }
 
+    /// The user's memory of a READ that has completed, or failed with the connection.
+    fn take_back(&mut self, of: u64) -> Option<Box<UserMemory>> {
+        self.completions.iter_mut().find_map(|(_, event)| match event {
+            Event::Read { token, buffer, .. } if *token == of => buffer.take_user(),
+            _ => None,
+        })
+    }
+
     fn next_event(&mut self, rng: &mut Rng, step: u64) -> Result<Option<Event>, Broken> {
         let has_message =
             self.to_client.front().is_some_and(|&(due, _)| due <= step || self.broken.is_some());
@@ -322,7 +330,7 @@ impl Transport for SimTransport {
         self.load(at_word, out).map(|()| ReadNow::Done)
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         self.check_range(at_word, buffer.len());
         self.may_pause(32);
         let due = self.with(|link, rng, cx| {
@@ -345,6 +353,12 @@ impl Transport for SimTransport {
         });
         let state = &mut *self.fabric.state();
         state.next_read_step = state.next_read_step.min(due);
+    }
+
+    /// As a device does: its connection has to end for that.
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        self.fabric.break_link(self.link, Broken::Closed);
+        self.with(|link, _, _| link.take_back(token))
     }
 
     fn reads_are_loads(&self) -> bool {

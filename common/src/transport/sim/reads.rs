@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::rng::Rng;
 use crate::region::Words;
+use crate::transport::ReadBuffer;
 
 /// Stores to some words that someone waits for: a READ that is served right after one of them shows what the writer's
 /// order of stores is worth.
@@ -62,7 +63,7 @@ impl Order {
 pub(super) struct Read {
     pub(super) token: u64,
     pub(super) at_word: usize,
-    pub(super) buffer: Vec<u64>,
+    pub(super) buffer: ReadBuffer,
     order: Order,
     /// Ranks of words that are still to be fetched: all, then perhaps some again.
     ranks: Range<usize>,
@@ -88,7 +89,7 @@ impl Read {
         late_steps_max: u64,
         token: u64,
         at_word: usize,
-        buffer: Vec<u64>,
+        buffer: ReadBuffer,
         step: u64,
     ) -> Read {
         let len = buffer.len();

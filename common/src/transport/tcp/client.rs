@@ -10,7 +10,7 @@ use super::stream::{Gone, Stream};
 use crate::limits::{STAGE_FRAME_MAX_WORDS, TCP_READS_IN_FLIGHT_MAX, TCP_UNSENT_MAX_BYTES};
 use crate::region::{WORD_BYTES, Words, bytes_of, bytes_of_mut};
 use crate::transport::shm::spin::Spin;
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 
 /// Looks before sleeping, at least and at most. Each is a system call of about half a microsecond.
 const LOOKS_MIN: u32 = 4;
@@ -33,7 +33,7 @@ pub struct TcpTransport {
 
 struct Posted {
     token: u64,
-    buffer: Vec<u64>,
+    buffer: ReadBuffer,
 }
 
 impl TcpTransport {
@@ -166,10 +166,14 @@ impl Transport for TcpTransport {
         self.broken.clone().map_or(Ok(ReadNow::Post), Err)
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         let read = Read { token, at_word: at_word as u64, len_words: buffer.len() as u64 };
         self.reads.push_back(Posted { token, buffer });
         self.stream.push(&read.encode());
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        self.reads.iter_mut().find(|read| read.token == token)?.buffer.take_user()
     }
 
     fn reads_are_loads(&self) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! A READ ends in registered memory of the connection and is copied from there into the driver's buffer when it completes:
 //! that is some nanoseconds per line, and it makes the buffers independent of the device. Registering them would take
-//! microseconds each.
+//! microseconds each. A READ into memory that the user registered once ends there, without a copy.
 
 use std::io;
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 use super::work::{Read, Work};
 use crate::region::Words;
 use crate::transport::shm::spin::Spin;
-use crate::transport::{Broken, Event, ReadNow, SendError, Transport};
+use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 use crate::verbs::{
     AsyncEvent, CompletionChannel, CompletionQueue, Completions, Context, LocalPort, MemoryRegion,
     QueuePairEvent, RemoteReadable,
@@ -245,13 +245,29 @@ impl Transport for VerbsTransport {
         }
     }
 
-    fn post_read(&mut self, token: u64, at_word: usize, buffer: Vec<u64>) {
+    fn post_read(&mut self, token: u64, at_word: usize, buffer: ReadBuffer) {
         if let Some(broken) = self.broken.clone() {
             return self.work.events.push_back(Event::Read { token, buffer, result: Err(broken) });
         }
         if let Err(broken) = self.work.read(Read { token, at_word, buffer }) {
             self.break_with(broken);
         }
+    }
+
+    #[inline]
+    fn register(&mut self, memory: &mut UserMemory) -> Result<(), String> {
+        memory.register(self.staging.domain()).map_err(|error| error.to_string())
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Box<UserMemory>> {
+        if let Some(memory) = self.work.take_user(token) {
+            return Some(memory);
+        }
+        if self.broken.is_none() {
+            // A READ cannot be called back alone. This ends with the device having nothing of this connection any more.
+            self.break_with(Broken::Rdma { what: "a READ was not done by the deadline of its GET".into() });
+        }
+        self.work.take_user(token)
     }
 
     #[inline]

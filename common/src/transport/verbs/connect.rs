@@ -209,12 +209,14 @@ fn probe_read(
     path: &Path,
 ) -> Result<Vec<u64>, ConnectError> {
     let failed = |broken| ConnectError::Probe { len_bytes: len_words * 8, broken, path: path.to_string() };
-    transport.post_read(0, 0, vec![0; len_words]);
+    transport.post_read(0, 0, vec![0; len_words].into());
     transport.flush();
     let until_ns = transport.now_ns() + PROBE_TIMEOUT.as_nanos() as u64;
     while transport.now_ns() < until_ns {
         match transport.poll() {
-            Ok(Some(Event::Read { buffer, result, .. })) => return result.map(|()| buffer).map_err(failed),
+            Ok(Some(Event::Read { buffer, result, .. })) => {
+                return result.map(|()| buffer.into_words()).map_err(failed);
+            }
             Ok(Some(Event::Message(_))) => {
                 return Err(failed(Broken::Protocol { what: "it sent a reply before a request".into() }));
             }

@@ -56,7 +56,7 @@ impl ReadRing {
     }
 
     /// True if nothing is lent.
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.lent == self.returned
     }
 
@@ -66,7 +66,7 @@ impl ReadRing {
     }
 
     /// Replaces the ring, which must be idle, by one that can hold READs of this length.
-    pub(super) fn grow_for(&mut self, len_words: usize) -> Result<(), RingMemoryError> {
+    fn grow_for(&mut self, len_words: usize) -> Result<(), RingMemoryError> {
         assert!(self.is_idle(), "a READ may still be writing to the ring");
         let len_bytes = (len_words as u64 * 16).next_power_of_two();
         *self = ReadRing::with_bytes(self.memory.domain(), len_bytes.max(START_BYTES))?;
@@ -78,6 +78,18 @@ impl ReadRing {
         let (span, lent) = place(self.len_words, self.lent, self.returned, len_words as u64)?;
         self.lent = lent;
         Some(span)
+    }
+
+    /// The same, in a larger ring if this one is too small for such READs and idle.
+    #[inline]
+    pub(super) fn lend_or_grow(&mut self, len_words: usize) -> Result<Option<Span>, RingMemoryError> {
+        if !self.can_hold(len_words) {
+            if !self.is_idle() {
+                return Ok(None);
+            }
+            self.grow_for(len_words)?;
+        }
+        Ok(self.lend(len_words))
     }
 
     pub(super) fn range(&self, span: Span) -> Result<LocalRange<ReadSink>, OutOfRange> {

@@ -2,6 +2,7 @@
 //!
 //! READs and SENDs share one send queue, which completes in order; so a completion settles everything that was posted
 //! before it, and unsignalled SENDs need no completion of their own.
+#![allow(unsafe_code, reason = "says when the device no longer writes to memory of the user")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use super::exchange::{REPLY_MAX_BYTES, REQUEST_MAX_BYTES, encode_credit};
 use super::read_ring::{ReadRing, RingMemoryError, Span};
 use crate::region::{Words, bytes_of_mut};
-use crate::transport::{Broken, Event, SendError};
+use crate::transport::user_memory::Lent;
+use crate::transport::{Broken, Event, ReadBuffer, SendError, UserMemory};
 use crate::verbs::{
     Completed, Completion, Local, MemoryRegion, PostError, ProtectionDomain, QueuePair, Rc, ReadyToSend,
     ReceiveBatch, RegisterError, RemoteMemory, SendBatch, SendOnly, anonymous_words,
@@ -53,11 +55,22 @@ impl Sizes {
 pub(super) struct Read {
     pub(super) token: u64,
     pub(super) at_word: usize,
-    pub(super) buffer: Vec<u64>,
+    pub(super) buffer: ReadBuffer,
+}
+
+/// Where a READ ends.
+enum Sink {
+    /// In the ring; its words are then copied to this buffer.
+    Ring(Vec<u64>, Span),
+    /// In memory of the user, so many words.
+    User(Lent, usize),
 }
 
 enum Posted {
-    Read(Read, Span),
+    Read {
+        token: u64,
+        sink: Sink,
+    },
     /// Its words are wanted by nobody.
     RawRead(Span),
     /// The buffer that it is sent from; none if it went inline.
@@ -113,6 +126,8 @@ pub(super) struct Work {
     free_requests: Vec<u16>,
     /// READs that wait for their turn.
     waiting: VecDeque<Read>,
+    /// READs that the device gave back undone, after the end: token and buffer.
+    failed: Vec<(u64, ReadBuffer)>,
     /// Replies taken since the beginning, and what the server knows of them.
     taken: u64,
     taken_told: u64,
@@ -145,6 +160,7 @@ impl Work {
             sends_since_signal: 0,
             free_requests: (0..sizes.requests as u16).collect(),
             waiting: VecDeque::new(),
+            failed: Vec::new(),
             taken: 0,
             taken_told: 0,
             scratch: Vec::new(),
@@ -186,25 +202,44 @@ impl Work {
         while let Some(read) = self.waiting.front()
             && self.reads_posted < self.sizes.reads
         {
-            let len_words = read.buffer.len();
-            if !self.memory.reads.can_hold(len_words) {
-                if !self.memory.reads.is_idle() {
-                    return Ok(());
-                }
-                self.memory.reads.grow_for(len_words).map_err(rdma)?;
-            }
-            let Some(span) = self.memory.reads.lend(len_words) else { return Ok(()) };
+            let span = match &read.buffer {
+                ReadBuffer::User { .. } => None,
+                ReadBuffer::Private(words) => match self.memory.reads.lend_or_grow(words.len()) {
+                    Ok(Some(span)) => Some(span),
+                    Ok(None) => return Ok(()),
+                    Err(error) => return Err(rdma(error)),
+                },
+            };
             self.make_room()?;
             let read = self.waiting.pop_front().expect("it is the front");
-            let remote = self.region.range(read.at_word as u64 * 8, len_words as u64 * 8).map_err(rdma)?;
-            let sink = self.memory.reads.range(span).map_err(rdma)?;
-            let seq = self.next_seq();
-            self.batch.read(seq, sink, remote).map_err(rdma)?.signalled();
-            self.posted.push_back(Posted::Read(read, span));
-            self.reads_posted += 1;
-            // Its completion settles the SENDs before it.
-            self.sends_since_signal = 0;
+            self.push_read(read, span)?;
         }
+        Ok(())
+    }
+
+    /// Adds a READ to the batch. One of private words has a span of the ring.
+    fn push_read(&mut self, read: Read, span: Option<Span>) -> Result<(), Broken> {
+        let Read { token, at_word, buffer } = read;
+        let len_bytes = buffer.len() as u64 * 8;
+        let remote = self.region.range(at_word as u64 * 8, len_bytes).map_err(rdma)?;
+        let (range, sink) = match (buffer, span) {
+            (ReadBuffer::User { memory, len_words }, None) => {
+                let lent = memory.lend();
+                let range = lent.range(len_bytes);
+                let range = range.ok_or_else(|| rdma("a READ into memory that is not registered"))?;
+                (range, Sink::User(lent, len_words))
+            }
+            (ReadBuffer::Private(words), Some(span)) => {
+                (self.memory.reads.range(span), Sink::Ring(words, span))
+            }
+            _ => unreachable!("private words have a span of the ring, and no others"),
+        };
+        let seq = self.next_seq();
+        self.batch.read(seq, range.map_err(rdma)?, remote).map_err(rdma)?.signalled();
+        self.posted.push_back(Posted::Read { token, sink });
+        self.reads_posted += 1;
+        // Its completion settles the SENDs before it.
+        self.sends_since_signal = 0;
         Ok(())
     }
 
@@ -343,19 +378,15 @@ impl Work {
             let Some(posted) = self.posted.pop_front() else { return };
             self.first_seq += 1;
             match posted {
-                Posted::Read(mut read, span) if is_valid => {
+                Posted::Read { token, sink } => {
                     self.reads_posted -= 1;
-                    self.memory.reads.give_back(span, Some(&mut read.buffer));
-                    self.events.push_back(Event::Read {
-                        token: read.token,
-                        buffer: read.buffer,
-                        result: Ok(()),
-                    });
-                }
-                Posted::Read(read, span) => {
-                    self.reads_posted -= 1;
-                    self.memory.reads.give_back(span, None);
-                    self.waiting.push_front(read);
+                    if is_valid {
+                        let buffer = self.take(sink);
+                        self.events.push_back(Event::Read { token, buffer, result: Ok(()) });
+                    } else {
+                        let buffer = self.revoke(sink);
+                        self.failed.push((token, buffer));
+                    }
                 }
                 Posted::RawRead(span) => {
                     self.reads_posted -= 1;
@@ -363,6 +394,39 @@ impl Work {
                 }
                 Posted::Send(slot) => self.free_requests.extend(slot),
             }
+        }
+    }
+
+    /// Takes the words of a READ that has completed well.
+    #[inline]
+    fn take(&mut self, sink: Sink) -> ReadBuffer {
+        match sink {
+            Sink::Ring(mut words, span) => {
+                self.memory.reads.give_back(span, Some(&mut words));
+                ReadBuffer::Private(words)
+            }
+            Sink::User(lent, len_words) => {
+                // SAFETY: the one request with a range of this memory was the READ that has just completed: a queue pair
+                // completes its requests in order, and the completion at hand is this READ's or a later one's. The range
+                // went into the batch once and is kept nowhere else.
+                let memory = unsafe { lent.take_back() };
+                ReadBuffer::User { memory, len_words }
+            }
+        }
+    }
+
+    /// Takes the buffer of a READ that will not be done. The device forgets memory of the user first.
+    fn revoke(&mut self, sink: Sink) -> ReadBuffer {
+        match sink {
+            Sink::Ring(words, span) => {
+                self.memory.reads.give_back(span, None);
+                ReadBuffer::Private(words)
+            }
+            Sink::User(lent, len_words) => match lent.revoke() {
+                Ok(memory) => ReadBuffer::User { memory, len_words },
+                // Logged; the user gets other memory.
+                Err(_) => ReadBuffer::Private(Vec::new()),
+            },
         }
     }
 
@@ -390,14 +454,24 @@ impl Work {
             // Destroyed now: whatever did not come back never will, and the device has forgotten it.
         }
         self.batch.clear();
-        let posted = self.posted.drain(..).filter_map(|posted| match posted {
-            Posted::Read(read, _) => Some(read),
-            Posted::RawRead(_) | Posted::Send(_) => None,
-        });
-        for read in posted.chain(self.waiting.drain(..)) {
-            let Read { token, buffer, .. } = read;
+        for posted in std::mem::take(&mut self.posted) {
+            if let Posted::Read { token, sink } = posted {
+                let buffer = self.revoke(sink);
+                self.failed.push((token, buffer));
+            }
+        }
+        let waiting = self.waiting.drain(..).map(|read| (read.token, read.buffer));
+        for (token, buffer) in self.failed.drain(..).chain(waiting) {
             self.events.push_back(Event::Read { token, buffer, result: Err(broken.clone()) });
         }
+    }
+
+    /// The user's memory of a READ whose completion waits to be taken.
+    pub(super) fn take_user(&mut self, of: u64) -> Option<Box<UserMemory>> {
+        self.events.iter_mut().find_map(|event| match event {
+            Event::Read { token, buffer, .. } if *token == of => buffer.take_user(),
+            _ => None,
+        })
     }
 
     /// Number of the queue pair, while there is one.
