@@ -10,6 +10,8 @@ mod scenarios;
 mod basics;
 #[path = "../flow/batches.rs"]
 mod batches;
+#[path = "../flow/conditions.rs"]
+mod conditions;
 #[path = "../flow/full.rs"]
 #[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod full;
