@@ -33,6 +33,9 @@ pub struct ServerStat {
     pub workers: u64,
     /// Segments by kind.
     pub segments: Segments,
+    /// What each segment holds, from the start of the region.
+    #[serde(skip)]
+    pub map: Vec<SegmentEntry>,
     /// The counters of all workers together, by name.
     pub counters: std::collections::BTreeMap<&'static str, u64>,
     /// Longest key and largest value that the server takes, in bytes.
@@ -66,6 +69,7 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
         let of_worker = |page: &[u64]| page[i];
         (name, pages.chunks_exact(superblock::COUNTER_WORDS).map(of_worker).fold(0, u64::wrapping_add))
     });
+    let map = read_segments(driver)?;
     Ok(ServerStat {
         server_pid: identity[superblock::SERVER_PID],
         table_id: format!("{:016x}", identity[superblock::TABLE_ID]),
@@ -76,21 +80,17 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
         page_bytes: identity[superblock::PAGE_BYTES],
         workers,
         counters: counters.collect(),
-        segments: read_segments(driver)?,
+        segments: Segments::of(&map),
+        map,
         key_max_bytes: identity[superblock::KEY_MAX_BYTES],
         value_max_bytes: identity[superblock::VALUE_MAX_BYTES],
     })
 }
 
-fn read_segments<T: Transport>(driver: &mut Driver<T>) -> Result<Segments, Error> {
-    let total = driver.view().region_words * 8 / SEGMENT_BYTES as usize;
-    let mut segments = Segments::default();
-    for first in (0..total).step_by(TABLE_WORDS_PER_READ) {
-        let len_words = TABLE_WORDS_PER_READ.min(total - first);
-        for word in driver.read_words_blocking(superblock::SEGMENT_TABLE + first, len_words)? {
-            let Some(entry) = SegmentEntry::decode(word) else {
-                return Err(IdentityError::Field { field: "segment table entry", found: word }.into());
-            };
+impl Segments {
+    fn of(map: &[SegmentEntry]) -> Segments {
+        let mut segments = Segments::default();
+        for entry in map {
             match entry.kind {
                 SegmentKind::Superblock | SegmentKind::Directory => segments.system += 1,
                 SegmentKind::Index => segments.index += 1,
@@ -98,6 +98,21 @@ fn read_segments<T: Transport>(driver: &mut Driver<T>) -> Result<Segments, Error
                 SegmentKind::Free => segments.free += 1,
             }
         }
+        segments
     }
-    Ok(segments)
+}
+
+fn read_segments<T: Transport>(driver: &mut Driver<T>) -> Result<Vec<SegmentEntry>, Error> {
+    let total = driver.view().region_words * 8 / SEGMENT_BYTES as usize;
+    let mut map = Vec::with_capacity(total);
+    for first in (0..total).step_by(TABLE_WORDS_PER_READ) {
+        let len_words = TABLE_WORDS_PER_READ.min(total - first);
+        for word in driver.read_words_blocking(superblock::SEGMENT_TABLE + first, len_words)? {
+            let Some(entry) = SegmentEntry::decode(word) else {
+                return Err(IdentityError::Field { field: "segment table entry", found: word }.into());
+            };
+            map.push(entry);
+        }
+    }
+    Ok(map)
 }

@@ -337,3 +337,27 @@ fn a_stopped_server_ends_commands_with_3_by_their_deadline_and_a_killed_one_at_o
     assert_eq!(ended.status.code(), Some(3), "{}", String::from_utf8_lossy(&ended.stderr));
     run(kv().args(["get", "key", "--url"]).arg(&socket), b"").assert(3, "nobody listens");
 }
+
+#[test]
+fn top_shows_what_the_server_publishes() {
+    let store = Store::new();
+    let mut client = store.client();
+    for i in 0..7 {
+        client.put(format!("key {i}").as_bytes(), &bytes(i, 4000)).unwrap();
+    }
+    let ran = store.kv(&["top", "--count", "2", "--interval", "0.1"]);
+    ran.assert(0, "");
+    let shown = String::from_utf8(ran.out).unwrap();
+    let lines_of = |what: &str| shown.lines().filter(|line| line.starts_with(what)).count();
+    assert_eq!(
+        ["server", "state", "clients", "keys", "index", "rates", "map"].map(lines_of),
+        [2; 7],
+        "{shown}"
+    );
+    assert!(shown.contains("\nclients     2\nkeys        7, "), "{shown}");
+    assert!(shown.contains("0 requests/s: 0 puts"), "{shown}");
+    for interval in ["0", "nan", "-1", "1e9", "x"] {
+        let arguments = format!("--interval={interval}");
+        assert_eq!(store.kv(&["top", &arguments]).code, Some(2), "{interval}");
+    }
+}

@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod files;
 mod shell;
+mod top;
 mod writes;
 
 use std::ffi::OsString;
@@ -74,6 +75,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show rates, memory and index again and again, read from the server's memory: also while the server is stopped.
+    Top(top::TopArguments),
     /// Time a round trip to the server.
     Ping,
     /// Take commands from standard input over one connection: get, put, del, add, append, exists, ping.
@@ -189,6 +192,7 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
                 connection.why
             ))
         }
+        Command::Top(top_arguments) => top::run(&mut client, top_arguments),
         Command::Shell => shell::run(&mut client),
         Command::Load(files_arguments) => files::load(&mut client, files_arguments),
         Command::Verify(files_arguments) => files::verify(&mut client, files_arguments),
