@@ -131,16 +131,19 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
     load(&site);
     let mut client = site.connect(TIMEOUT);
     get_all(&mut client);
+    let mut buffer = client.register(100).unwrap();
     server.freeze();
     for round in 0..2 {
         let began = Instant::now();
+        assert!(is_timeout(&client.get_into(&1_u64.to_le_bytes(), &mut buffer)));
+        assert_eq!(buffer.value(), None);
         assert!(is_timeout(&client.get(&1_u64.to_le_bytes())));
         assert!(is_timeout(&client.get(b"absent")));
         assert!(is_timeout(&client.exists(&2_u64.to_le_bytes())));
         assert!(is_timeout(&client.ping()));
         assert!(is_unknown(&client.put(&[b'w', round], b"while stopped")));
         assert!(is_unknown(&client.delete(&0_u64.to_le_bytes())));
-        assert!(began.elapsed() >= 6 * TIMEOUT);
+        assert!(began.elapsed() >= 7 * TIMEOUT);
         let keys: Vec<[u8; 8]> = (0..200).map(u64::to_le_bytes).collect();
         assert!(client.multi_get(&keys).iter().all(is_timeout));
         assert!(is_timeout(&client.server_stat()) && is_timeout(&client.warm_up()));
@@ -155,6 +158,10 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
     }
     client.put(&0_u64.to_le_bytes(), &value(0)).unwrap();
     get_all(&mut client);
+    // Memory of READs that were given up, over the same connection.
+    let found = client.get_into(&1_u64.to_le_bytes(), &mut buffer).unwrap().unwrap();
+    assert_eq!(found.bytes, value(1));
+    assert_eq!(client.stats().reconnects, 0);
 }
 
 #[test]

@@ -47,6 +47,8 @@ macro_rules! over_quiet_transports {
 
 #[path = "../process/crowd.rs"]
 mod crowd;
+#[path = "../process/forked.rs"]
+mod forked;
 #[path = "../process/killed_client.rs"]
 mod killed_client;
 #[path = "../process/killed_server.rs"]

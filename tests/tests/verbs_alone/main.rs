@@ -8,6 +8,8 @@ mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
 mod raw_reads;
+#[cfg(feature = "verbs")]
+mod registered;
 mod stopped;
 
 /// Taken by each of these tests: they count what the device and the processors do.
