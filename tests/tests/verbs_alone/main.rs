@@ -3,10 +3,11 @@
 #[path = "../live/mod.rs"]
 mod live;
 
-mod device;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
+#[cfg(feature = "verbs")]
+mod meeting;
 mod raw_reads;
 #[cfg(feature = "verbs")]
 mod registered;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use kv_client::{Broken, Client, Error, Options, Outcome};
-use kv_common::endpoint::Address;
+use kv_common::endpoint::{Address, ConnectBy};
 use kv_common::hello::{Answer, Hello, Wanted};
 use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::tcp::socket;
@@ -17,7 +17,7 @@ use kv_common::transport::{ReadBuffer, Transport as _, UserMemory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::device;
+use crate::live::device;
 use crate::live::helper::{Helper, told};
 use crate::live::server::{Site, Transport};
 use crate::live::{PATIENCE, deadline, not_run, value_of, wait_for};
@@ -111,7 +111,7 @@ fn transport(site: &Site) -> VerbsTransport {
     send_hello(&control, &Hello::ours(Wanted::Rdma).encode(), &[], deadline()).unwrap();
     let answer = receive_hello(&control, 0, deadline()).unwrap().bytes;
     let Answer::Welcome(welcome) = Answer::decode(&answer).unwrap() else { panic!("not welcome") };
-    connect(control, &welcome, port, deadline()).unwrap()
+    connect(control, &welcome, port, ConnectBy::Tcp, deadline()).unwrap()
 }
 
 #[test]
