@@ -128,6 +128,10 @@ impl VerbsLink {
         self.looks_in_vain >= LOOKS_BEFORE_YIELD && self.idle_since.elapsed() > LOOK_TIME_MAX
     }
 
+    pub(super) fn is_fetching(&self) -> bool {
+        self.fetching.is_some()
+    }
+
     fn look(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
         if self.fetching.is_some() {
             if !self.queues.has_fetched(self.number)? {

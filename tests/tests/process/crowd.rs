@@ -113,7 +113,7 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     assert!(matches!(result, Err(Error::OutcomeUnknown { .. })), "{result:?}");
     // It looks for an answer for less than a millisecond, then it sleeps. What does not sleep takes the whole window; an
     // emulated processor's time is its host's, too, which may have other things to do.
-    let some = if transport == Transport::Verbs { WINDOW / 3 } else { WINDOW / 20 };
+    let some = if transport.is_rdma() { WINDOW / 3 } else { WINDOW / 20 };
     assert!(cpu_used < 2 * some, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
 
     let run: HashMap<&str, Duration> = before

@@ -14,7 +14,7 @@ fn requests_in_flight_are_answered_and_the_server_ends_with_code_0(transport: Tr
     let mut client = site.connect(PATIENCE);
     client.put(b"key", b"value").unwrap();
     // While it is stopped nothing is answered: all of it is in flight when the signal comes. By RDMA that is 32 at most.
-    let small: u64 = if transport == Transport::Verbs { 31 } else { 60 };
+    let small: u64 = if transport.is_rdma() { 31 } else { 60 };
     server.freeze();
     for i in 0..small {
         client.submit_put(&i.to_le_bytes(), &value_of(i, i as usize % 4 * 200)).unwrap();

@@ -29,7 +29,7 @@ fn workloads_find_nothing_wrong_and_their_numbers_add_up(transport: Transport) {
     let site = Site::over(transport);
     let _server = site.serve();
     // By an emulated device each takes a millisecond or more.
-    let operations: u64 = if transport == Transport::Verbs { 601 } else { 3001 };
+    let operations: u64 = if transport.is_rdma() { 601 } else { 3001 };
     let size = ["--recordcount", "500", "--fieldlength", "20"];
     bench_report(&site.url(), &[&["load"], &size[..], &["--workload", "a"]].concat());
     for (workload, more) in [
