@@ -117,17 +117,20 @@ pub enum Counter {
     UpdatesInPlace,
     UpdatesMoved,
     Deletes,
-    CompareAndSets,
-    CompareAndSetMismatches,
+    /// Writes with a condition, and those of them whose condition did not hold.
+    ConditionalWrites,
+    ConditionsUnmet,
     GetsByServer,
     Refused,
     OverflowLines,
     Sessions,
     WakeUps,
+    Adds,
+    Appends,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 16] = [
+pub const COUNTER_NAMES: [&str; 18] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -137,13 +140,15 @@ pub const COUNTER_NAMES: [&str; 16] = [
     "updates_in_place",
     "updates_moved",
     "deletes",
-    "compare_and_sets",
-    "compare_and_set_mismatches",
+    "conditional_writes",
+    "conditions_unmet",
     "gets_by_server",
     "refused",
     "overflow_lines",
     "sessions",
     "wake_ups",
+    "adds",
+    "appends",
 ];
 
 /// What a segment holds.
