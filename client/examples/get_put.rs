@@ -6,7 +6,7 @@
 
 use std::error::Error;
 
-use kv_client::{CasOutcome, Client};
+use kv_client::{Client, Conditional};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).or_else(|| std::env::var("KV_URL").ok());
@@ -22,9 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The version is the token of compare-and-set.
     match client.compare_and_set(b"greeting", version, b"hello again")? {
-        CasOutcome::Stored(new) => println!("replaced, now version {new}"),
-        CasOutcome::Mismatch(found) => println!("somebody wrote version {found} meanwhile"),
-        CasOutcome::NotFound => println!("somebody deleted it meanwhile"),
+        Conditional::Done(new) => println!("replaced, now version {new}"),
+        Conditional::Mismatch(found) => println!("somebody wrote version {found} meanwhile"),
+        Conditional::NotFound => println!("somebody deleted it meanwhile"),
     }
 
     println!("deleted: {}", client.delete(b"greeting")?);

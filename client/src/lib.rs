@@ -34,13 +34,14 @@ mod driver;
 mod error;
 mod fork;
 mod get;
-mod multi_get;
+mod multi;
 mod op;
 mod reconnect;
 mod registered;
 mod stat;
 mod stats;
 mod transport;
+mod writes;
 
 use std::time::Duration;
 
@@ -50,14 +51,15 @@ pub use kv_common::hello::HelloRefusal;
 pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use kv_common::transport::Broken;
 pub use kv_common::wire::Refusal;
-pub use op::{CasOutcome, Completion, Outcome, Ticket, Value, Version};
+pub use op::{
+    Appended, Completion, Condition, Conditional, Count, Outcome, PutOptions, Ticket, Value, Version,
+};
 pub use registered::{NotSubmitted, Registered, ValueRef};
 pub use stat::ServerStat;
 pub use stats::Stats;
 
-use driver::{Driver, GetNow, InScratch, check_value};
+use driver::{Driver, GetNow, InScratch};
 use fork::ForkGuard;
-use op::Write;
 use reconnect::Reconnect;
 use transport::AnyTransport;
 
@@ -227,53 +229,6 @@ impl Client {
         Ok(self.get_with(key, |_, _| ())?.is_some())
     }
 
-    /// Stores `value` under `key`, whether it was there or not, and returns the new version. An empty value is a
-    /// value.
-    ///
-    /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLarge`], [`Error::Refused`] (region or index full:
-    /// nothing was changed), [`Error::OutcomeUnknown`], [`Error::Timeout`] (not sent), [`Error::Broken`] (not sent).
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
-        self.check(key)?;
-        check_value(value)?;
-        let ticket = self.live()?.submit_write(key, Write::Put(value.to_vec()))?;
-        let Outcome::Put(result) = self.driver.wait_for(ticket) else { unreachable!("a PUT ends as a PUT") };
-        result
-    }
-
-    /// Deletes `key`; false if it was not there.
-    ///
-    /// # Errors
-    /// As [`Client::put`].
-    pub fn delete(&mut self, key: &[u8]) -> Result<bool, Error> {
-        self.check(key)?;
-        let ticket = self.live()?.submit_write(key, Write::Delete)?;
-        let Outcome::Delete(result) = self.driver.wait_for(ticket) else {
-            unreachable!("a DELETE ends as a DELETE")
-        };
-        result
-    }
-
-    /// Stores `value` under `key` if the key is there with version `expected`.
-    ///
-    /// # Errors
-    /// As [`Client::put`]. Another version and an absent key are outcomes, not errors.
-    pub fn compare_and_set(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> Result<CasOutcome, Error> {
-        self.check(key)?;
-        check_value(value)?;
-        let ticket =
-            self.live()?.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })?;
-        let Outcome::CompareAndSet(result) = self.driver.wait_for(ticket) else {
-            unreachable!("a compare-and-set ends as one")
-        };
-        result
-    }
-
     /// Asks the server for an empty answer and returns how long that took.
     ///
     /// # Errors
@@ -297,40 +252,6 @@ impl Client {
     pub fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
         self.check(key)?;
         self.live()?.submit_get(key)
-    }
-
-    /// Starts a PUT; as [`Client::submit_get`]. Writes of one client to one key happen in the order submitted.
-    ///
-    /// # Errors
-    /// As [`Client::submit_get`], and [`Error::ValueTooLarge`].
-    pub fn submit_put(&mut self, key: &[u8], value: &[u8]) -> Result<Ticket, Error> {
-        self.check(key)?;
-        check_value(value)?;
-        self.live()?.submit_write(key, Write::Put(value.to_vec()))
-    }
-
-    /// Starts a DELETE; as [`Client::submit_put`].
-    ///
-    /// # Errors
-    /// As [`Client::submit_get`].
-    pub fn submit_delete(&mut self, key: &[u8]) -> Result<Ticket, Error> {
-        self.check(key)?;
-        self.live()?.submit_write(key, Write::Delete)
-    }
-
-    /// Starts a compare-and-set; as [`Client::submit_put`].
-    ///
-    /// # Errors
-    /// As [`Client::submit_put`].
-    pub fn submit_compare_and_set(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> Result<Ticket, Error> {
-        self.check(key)?;
-        check_value(value)?;
-        self.live()?.submit_write(key, Write::CompareAndSet { expected, value: value.to_vec() })
     }
 
     /// Works without waiting, and takes a completion if one is there. Every submitted operation completes once.

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use kv_common::hash::KeyHash;
+pub use kv_common::wire::Condition;
 
 use crate::error::Error;
 use crate::get::Get;
 use crate::registered::Registered;
 
-/// A version of a value: never used twice in a table's life, rising per key. The token of compare-and-set.
+/// A version of a value: never used twice in a table's life, rising per key. The token of [`Condition::Version`].
 pub type Version = u64;
 
 /// Names a submitted operation until its completion is taken.
@@ -25,15 +26,54 @@ pub struct Value {
     pub version: Version,
 }
 
-/// How a compare-and-set ended.
+/// How a write with a condition ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CasOutcome {
-    /// The value was replaced; this is its version.
-    Stored(Version),
-    /// The key has another version by now: this one.
+pub enum Conditional<T> {
+    /// It was done.
+    Done(T),
+    /// Not done: the key is there, with this version, and the condition does not hold of it.
     Mismatch(Version),
-    /// The key is not there.
+    /// Not done: the key is not there, and the condition or the operation wants it to be.
     NotFound,
+}
+
+impl<T> Conditional<T> {
+    /// What a write made that was done.
+    pub fn done(self) -> Option<T> {
+        if let Conditional::Done(made) = self { Some(made) } else { None }
+    }
+}
+
+/// A counter after an add.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// The sum.
+    pub value: i64,
+    /// Its version.
+    pub version: Version,
+}
+
+/// A value after an append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Bytes of the whole value.
+    pub value_bytes: usize,
+    /// Its version.
+    pub version: Version,
+}
+
+/// What a put asks for beside the value. A [`Condition`] can be given in its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PutOptions {
+    /// What must hold of the key. Default: nothing.
+    pub condition: Condition,
+}
+
+impl From<Condition> for PutOptions {
+    fn from(condition: Condition) -> PutOptions {
+        PutOptions { condition }
+    }
 }
 
 /// The result of an operation, by its kind.
@@ -48,8 +88,12 @@ pub enum Outcome {
     Put(Result<Version, Error>),
     /// Of a DELETE: whether the key was there.
     Delete(Result<bool, Error>),
-    /// Of a compare-and-set.
-    CompareAndSet(Result<CasOutcome, Error>),
+    /// Of a PUT with options, or a DELETE with a condition: the version of the write.
+    Conditional(Result<Conditional<Version>, Error>),
+    /// Of an add.
+    Add(Result<Conditional<Count>, Error>),
+    /// Of an append.
+    Append(Result<Conditional<Appended>, Error>),
     /// Of a ping.
     Ping(Result<(), Error>),
 }
@@ -63,12 +107,50 @@ pub struct Completion {
     pub outcome: Outcome,
 }
 
-/// What a write asks for, with its bytes.
+/// What a write asks for.
 #[derive(Debug)]
-pub(crate) enum Write {
+pub(crate) struct Write {
+    pub(crate) change: Change,
+    /// None of a plain PUT or DELETE, whose outcome is simpler.
+    pub(crate) condition: Option<Condition>,
+}
+
+/// What a write does to its key, with the bytes of its message.
+#[derive(Debug)]
+pub(crate) enum Change {
     Put(Vec<u8>),
     Delete,
-    CompareAndSet { expected: Version, value: Vec<u8> },
+    Add([u8; 8]),
+    Append(Vec<u8>),
+}
+
+impl Write {
+    pub(crate) fn plain(change: Change) -> Write {
+        Write { change, condition: None }
+    }
+
+    pub(crate) fn conditional(change: Change, condition: Condition) -> Write {
+        Write { change, condition: Some(condition) }
+    }
+
+    /// The value of its message.
+    pub(crate) fn value(&self) -> &[u8] {
+        match &self.change {
+            Change::Put(value) | Change::Append(value) => value,
+            Change::Add(delta) => delta,
+            Change::Delete => &[],
+        }
+    }
+
+    fn failure(&self, error: Error) -> Outcome {
+        match (&self.change, self.condition) {
+            (Change::Put(_), None) => Outcome::Put(Err(error)),
+            (Change::Delete, None) => Outcome::Delete(Err(error)),
+            (Change::Put(_) | Change::Delete, Some(_)) => Outcome::Conditional(Err(error)),
+            (Change::Add(_), _) => Outcome::Add(Err(error)),
+            (Change::Append(_), _) => Outcome::Append(Err(error)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -179,11 +261,7 @@ impl Op {
             Kind::Write { write, state } => {
                 let is_known = *state == SendState::Queued || matches!(error, Error::Refused(_));
                 let error = if is_known { error } else { Error::OutcomeUnknown { cause: error.to_string() } };
-                match write {
-                    Write::Put(_) => Outcome::Put(Err(error)),
-                    Write::Delete => Outcome::Delete(Err(error)),
-                    Write::CompareAndSet { .. } => Outcome::CompareAndSet(Err(error)),
-                }
+                write.failure(error)
             }
         }
     }

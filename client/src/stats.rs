@@ -9,7 +9,7 @@ pub struct Stats {
     pub hits: u64,
     /// GETs that proved that the key is absent.
     pub misses: u64,
-    /// Writes ended: PUT, DELETE, compare-and-set.
+    /// Writes ended, of every kind.
     pub writes: u64,
     /// READs of the region made for GETs, index and blocks (not those at connect and warm-up).
     pub reads: u64,

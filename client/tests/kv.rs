@@ -81,6 +81,33 @@ fn del_cas_and_exists_say_by_their_code_what_they_found() {
 }
 
 #[test]
+fn conditions_counters_and_appends() {
+    let store = Store::new();
+    let first = store.kv(&["put", "key", "one", "--if-absent"]).number();
+    store.kv(&["put", "key", "no", "--if-absent"]).assert(1, &format!("there, with version {first}"));
+    store.kv(&["put", "absent", "no", "--if-present"]).assert(1, "");
+    let second = store.kv(&["put", "key", "two", "--if-present"]).number();
+    store.kv(&["put", "key", "no", "--if-version", &first.to_string()]).assert(1, &format!("is {second}"));
+    let third = store.kv(&["put", "key", "three", "--if-version", &second.to_string()]).number();
+    store.kv(&["delete", "key", "--if-version", &first.to_string()]).assert(1, &format!("is {third}"));
+    assert_eq!(store.kv(&["get", "key"]).out, b"three");
+    store.kv(&["append", "key", " and more", "--if-version", &first.to_string()]).assert(1, "");
+    assert_eq!(store.kv(&["append", "key", " and more"]).out, b"14\n");
+    assert_eq!(store.kv_with(&["append", "key", "--file", "-"], b"!").out, b"15\n");
+    assert_eq!(store.kv(&["get", "key"]).out, b"three and more!");
+    store.kv(&["add", "key"]).assert(4, "no counter");
+    store.kv(&["del", "key"]).assert(0, "");
+    assert_eq!(store.kv(&["add", "count"]).out, b"1\n");
+    assert_eq!(store.kv(&["add", "count", "-8"]).out, b"-7\n");
+    assert_eq!(store.kv(&["get", "count"]).out, b"-7");
+    store.kv(&["add", "count", "1", "--if-absent"]).assert(1, "");
+    store.kv(&["add", "absent", "1", "--if-present"]).assert(1, "");
+    store.kv(&["add", "count", "-9223372036854775808"]).assert(4, "more than 64 bits");
+    let shell = store.kv_with(&["shell"], b"add count 10\nadd count x\nappend count 0\nget count\n");
+    assert_eq!(shell.out, b"3\nerror: add wants a key and a number of 64 bits with sign\n2 bytes\n30\n");
+}
+
+#[test]
 fn wrong_usage_ends_with_2_and_a_reason() {
     let store = Store::new();
     let long_key = "k".repeat(1025);
@@ -101,6 +128,8 @@ fn wrong_usage_ends_with_2_and_a_reason() {
         (&["put", "key", "--file", missing], missing),
         (&["put", "key", "--file", file], "the value has 1048577 bytes"),
         (&["cas", "key", "one", "value"], "one"),
+        (&["put", "key", "value", "--if-absent", "--if-present"], "cannot be used with"),
+        (&["add", "key", "1.5"], "1.5"),
         (&["load", missing], missing),
         (&["verify", missing], missing),
         (&["--timeout-ms", "soon", "ping"], "soon"),

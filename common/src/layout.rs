@@ -128,13 +128,16 @@ pub enum Counter {
     UpdatesInPlace,
     UpdatesMoved,
     Deletes,
-    CompareAndSets,
-    CompareAndSetMismatches,
+    /// Writes with a condition, and those of them whose condition did not hold.
+    ConditionalWrites,
+    ConditionsUnmet,
     GetsByServer,
     Refused,
     OverflowLines,
     Sessions,
     WakeUps,
+    Adds,
+    Appends,
     /// Splits of index segments that are done.
     Splits,
     /// Splits that have begun and are not done (wrapping).
@@ -152,7 +155,7 @@ pub enum Counter {
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 23] = [
+pub const COUNTER_NAMES: [&str; 25] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -162,13 +165,15 @@ pub const COUNTER_NAMES: [&str; 23] = [
     "updates_in_place",
     "updates_moved",
     "deletes",
-    "compare_and_sets",
-    "compare_and_set_mismatches",
+    "conditional_writes",
+    "conditions_unmet",
     "gets_by_server",
     "refused",
     "overflow_lines",
     "sessions",
     "wake_ups",
+    "adds",
+    "appends",
     "splits",
     "splits_under_way",
     "keys_moved",

@@ -1,12 +1,13 @@
 //! From the bytes of a request to the bytes of its replies.
 
 use kv_common::adversary::{Mutant, mutant};
+use kv_common::counter::CounterText;
 use kv_common::layout::Counter;
 use kv_common::limits::REPLY_CHUNK_BYTES;
 use kv_common::region::Words;
-use kv_common::wire::{Malformed, Op, Refusal, Reply, Request, Status};
+use kv_common::wire::{Condition, Malformed, Op, Refusal, Reply, Request, Status};
 
-use crate::table::{Outcome, Value, Waiting, Worker, Written, value_bytes};
+use crate::table::{Change, Outcome, Value, Waiting, Worker, Written, value_bytes};
 
 /// Where replies go, one message per call.
 type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
@@ -68,46 +69,59 @@ impl Worker {
         sink: Sink<'_>,
     ) -> Result<(), Refusal> {
         let seq = request.seq;
-        let mut ack = Ack { seq, sink, is_sent: false };
+        let mut ack = Ack { seq, sink, is_sent: false, made_bytes: 0, made_text: None };
         match request.op {
             Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
             Op::Get => {
                 self.count(Counter::GetsByServer);
                 reply_value(seq, self.get(request.key), ack.sink);
             }
-            Op::Put => {
-                self.count(Counter::Puts);
-                let outcome = self.put_request(request, None, staging, &mut ack)?;
-                ack.after_stores(&outcome);
-            }
-            Op::CompareAndSet => {
-                self.count(Counter::CompareAndSets);
-                let outcome = self.put_request(request, Some(request.operand), staging, &mut ack)?;
-                if let Outcome::VersionMismatch(_) = outcome {
-                    self.count(Counter::CompareAndSetMismatches);
-                }
-                ack.after_stores(&outcome);
-            }
-            Op::Delete => {
-                let outcome = self.delete(request.key, &mut ack);
+            _ => {
+                let outcome = self.write_request(request, staging, &mut ack)?;
+                self.count_condition(request.condition, &outcome);
                 ack.after_stores(&outcome);
             }
         }
         Ok(())
     }
 
-    fn put_request(
+    fn write_request(
         &mut self,
         request: &Request<'_>,
-        expected: Option<u64>,
         staging: Option<&Words>,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
+        let Request { op, key, condition, .. } = *request;
+        if op == Op::Delete {
+            return Ok(self.delete(key, condition, ack));
+        }
         let mut scratch = std::mem::take(&mut self.staged);
-        let outcome = value_bytes(request.value, staging, &mut scratch)
-            .and_then(|value| self.put(request.key, value, expected, ack));
+        let outcome = value_bytes(request.value, staging, &mut scratch).and_then(|value| {
+            let (counter, change) = match op {
+                Op::Add => {
+                    let delta = i64::from_le_bytes(value.try_into().expect("the message was decoded"));
+                    (Counter::Adds, Change::Add(delta))
+                }
+                Op::Append => (Counter::Appends, Change::Append(value)),
+                _ => {
+                    self.count(Counter::Puts);
+                    return self.put(key, value, condition, ack);
+                }
+            };
+            self.count(counter);
+            self.modify(key, change, condition, ack)
+        });
         self.staged = scratch;
         outcome
+    }
+
+    fn count_condition(&self, condition: Condition, outcome: &Outcome) {
+        if condition != Condition::Always {
+            self.count(Counter::ConditionalWrites);
+            if !matches!(outcome, Outcome::Written(_)) {
+                self.count(Counter::ConditionsUnmet);
+            }
+        }
     }
 }
 
@@ -116,9 +130,17 @@ pub(crate) struct Ack<'a> {
     seq: u64,
     sink: Sink<'a>,
     is_sent: bool,
+    /// Bytes of the value that an add or append has made, and the text of a counter.
+    made_bytes: usize,
+    made_text: Option<CounterText>,
 }
 
 impl Ack<'_> {
+    /// Notes what the new value is, of a write whose client cannot know it.
+    pub(crate) fn has_made(&mut self, value_bytes: usize, text: Option<CounterText>) {
+        (self.made_bytes, self.made_text) = (value_bytes, text);
+    }
+
     /// Called when a write is certain and before its first store: the deliberate fault of a too early reply.
     pub(crate) fn before_stores(&mut self, written: &Written) {
         if mutant(Mutant::AckBeforeStore) {
@@ -131,12 +153,15 @@ impl Ack<'_> {
         if std::mem::replace(&mut self.is_sent, true) {
             return;
         }
-        (self.sink)(&match *outcome {
-            Outcome::Written(Written { version, hint }) => {
-                Reply { hint: Some(hint), ..Reply::new(self.seq, Status::Done, version) }
-            }
+        (self.sink)(&match outcome {
+            Outcome::Written(Written { version, hint }) => Reply {
+                hint: Some(*hint),
+                total_bytes: self.made_bytes as u32,
+                chunk: self.made_text.as_ref().map_or(&[], CounterText::as_bytes),
+                ..Reply::new(self.seq, Status::Done, *version)
+            },
             Outcome::NotFound => Reply::new(self.seq, Status::NotFound, 0),
-            Outcome::VersionMismatch(version) => Reply::new(self.seq, Status::VersionMismatch, version),
+            Outcome::Unmet(version) => Reply::new(self.seq, Status::Unmet, *version),
         });
     }
 }

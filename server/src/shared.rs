@@ -34,11 +34,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        workers: usize,
-        clients_max: usize,
-        table: &Table,
-    ) -> std::io::Result<Shared> {
+    pub(crate) fn new(workers: usize, clients_max: usize, table: &Table) -> std::io::Result<Shared> {
         let mailbox =
             || Ok(Mailbox { waker: Waker::new()?, new: Mutex::default(), sessions: AtomicUsize::new(0) });
         Ok(Shared {

@@ -63,8 +63,7 @@ fn a_ring_that_is_broken_ends_its_session_and_no_other() {
     assert_ne!(number, forger.welcome.session);
     assert_eq!(farewell_after_wake(&mut bad), Malformed::Short);
     // A message of another session.
-    let forged =
-        Request { seq: 1, session: number, op: Op::Put, operand: 0, key: b"k", value: Value::Inline(b"v") };
+    let forged = Request::new(1, number, Op::Put, b"k", Value::Inline(b"v"));
     forger.end.requests.try_push(&forged.parts(&forged.header())).unwrap();
     assert_eq!(farewell_after_wake(&mut forger), Malformed::Session);
     good.call(Op::Put, b"key", b"value");

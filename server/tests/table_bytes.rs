@@ -5,7 +5,7 @@ mod table_support;
 use kv_common::hash::payload_hash;
 use kv_common::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, REPLY_CHUNK_BYTES, VALUE_MAX_BYTES};
 use kv_common::region::Words;
-use kv_common::wire::{Malformed, Op, REQUEST_HEADER_BYTES, Refusal, Request, Status, Value};
+use kv_common::wire::{Condition, Malformed, Op, REQUEST_HEADER_BYTES, Refusal, Request, Status, Value};
 use proptest::prelude::*;
 use table_support::{Client, SESSION, table};
 
@@ -18,7 +18,7 @@ fn another_sessions_number_is_refused() {
     let table = table(8, 1, None);
     let mut client = Client::new(&table, 0);
     let value = Value::Inline(b"v");
-    let request = Request { seq: 5, session: SESSION + 1, op: Op::Put, operand: 0, key: b"k", value };
+    let request = Request::new(5, SESSION + 1, Op::Put, b"k", value);
     let answer = client.message(&bytes_of(&request), None, 5);
     assert_eq!(answer.refusal(), Some(Refusal::Malformed { reason: Malformed::Session }));
     assert_eq!(client.get(b"k").status, Status::NotFound);
@@ -40,7 +40,7 @@ fn the_limits_themselves_are_legal_and_one_more_is_not() {
     }
     // The header of a request is the client's; lengths beyond the limits are written into it by hand.
     let value = Value::Inline(b"");
-    let request = Request { seq: 9, session: SESSION, op: Op::Put, operand: 0, key: &key, value };
+    let request = Request::new(9, SESSION, Op::Put, &key, value);
     let mut long_key = bytes_of(&request);
     long_key.push(b'k');
     long_key[26..28].copy_from_slice(&(KEY_MAX_BYTES as u16 + 1).to_le_bytes());
@@ -60,7 +60,7 @@ fn a_staged_value_that_changed_or_lies_outside_changes_nothing() {
     let staging = Words::zeroed(8);
     client.put(b"k", b"old");
     let staged = |offset_bytes, len_bytes, hash| Value::Staged { offset_bytes, len_bytes, hash };
-    let mut put = |value, staging| client.request(Op::Put, 0, b"k", value, staging).refusal();
+    let mut put = |value, staging| client.request(Op::Put, Condition::Always, b"k", value, staging).refusal();
     let outside = |end_bytes, area_bytes| Some(Refusal::StagedOutside { end_bytes, area_bytes });
     assert_eq!(put(staged(0, 65, 0), Some(&staging)), outside(65, 64));
     assert_eq!(put(staged(u64::MAX, 1, 0), Some(&staging)), outside(u64::MAX, 64));
@@ -68,7 +68,7 @@ fn a_staged_value_that_changed_or_lies_outside_changes_nothing() {
     let found = payload_hash(&[0; 8]);
     assert_eq!(put(staged(3, 8, 1), Some(&staging)), Some(Refusal::StagedChanged { found }));
     assert_eq!(client.get(b"k").value, b"old");
-    let good = client.request(Op::Put, 0, b"k", staged(3, 8, found), Some(&staging));
+    let good = client.request(Op::Put, Condition::Always, b"k", staged(3, 8, found), Some(&staging));
     assert_eq!((good.status, client.get(b"k").value), (Status::Done, vec![0; 8]));
 }
 

@@ -80,7 +80,7 @@ fn a_full_index_segment_refuses_new_keys_and_keeps_the_others() {
     for i in 0..inserted {
         assert_eq!(client.get(&key(i)).status, Status::Done, "key {i} of {inserted}");
     }
-    assert_eq!(client.put(&key(0), b"updates need no new slot").status, Status::Done);
+    assert_eq!(client.put(&key(0), b"").status, Status::Done, "updates need no new slot");
     assert_eq!(client.delete(&key(1)).status, Status::Done);
     assert_eq!(client.put(&key(1), b"").status, Status::Done, "the slot it had is free");
 }

@@ -5,9 +5,9 @@ mod table_support;
 use std::collections::HashMap;
 
 use kv_common::limits::{KEY_MAX_BYTES, VALUE_MAX_BYTES};
-use kv_common::wire::{Refusal, Status};
+use kv_common::wire::{Condition, Op, Refusal, Status};
 use proptest::prelude::*;
-use table_support::{Client, table};
+use table_support::{Answer, Client, table};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -16,12 +16,11 @@ enum Step {
         value_bytes: usize,
         fill: u8,
     },
-    /// `is_stale`: with a version that the key does not have.
-    CompareAndSet {
+    /// A write under any condition.
+    If {
         key: u8,
-        value_bytes: usize,
-        fill: u8,
-        is_stale: bool,
+        change: Change,
+        condition: If,
     },
     Delete {
         key: u8,
@@ -30,6 +29,34 @@ enum Step {
         key: u8,
     },
     Idle,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Put(usize, u8),
+    Delete,
+    Append(usize, u8),
+    Add(i64),
+}
+
+/// Conditions, before it is known which version the key has.
+#[derive(Clone, Copy, Debug)]
+enum If {
+    Always,
+    Absent,
+    Present,
+    Version,
+    StaleVersion,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let delta = prop_oneof![-1000i64..1000, Just(i64::MAX), Just(i64::MIN)];
+    prop_oneof![
+        1 => (value_bytes(), any::<u8>()).prop_map(|(bytes, fill)| Change::Put(bytes, fill)),
+        1 => Just(Change::Delete),
+        1 => (value_bytes(), any::<u8>()).prop_map(|(bytes, fill)| Change::Append(bytes, fill)),
+        3 => delta.prop_map(Change::Add),
+    ]
 }
 
 /// Mostly small values, and every size class from time to time.
@@ -47,8 +74,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (key.clone(), value_bytes(), any::<u8>())
             .prop_map(|(key, value_bytes, fill)| Step::Put { key, value_bytes, fill }),
-        3 => (key.clone(), value_bytes(), any::<u8>(), prop::bool::weighted(0.2))
-            .prop_map(|(key, value_bytes, fill, is_stale)| Step::CompareAndSet { key, value_bytes, fill, is_stale }),
+        8 => (key.clone(), change(), prop::sample::select(vec![If::Always, If::Absent, If::Present, If::Version, If::StaleVersion]))
+            .prop_map(|(key, change, condition)| Step::If { key, change, condition }),
         3 => key.clone().prop_map(|key| Step::Delete { key }),
         3 => key.prop_map(|key| Step::Get { key }),
         1 => Just(Step::Idle),
@@ -66,6 +93,41 @@ fn key_bytes(key: u8) -> Vec<u8> {
 /// Bytes that differ at every position from those of another fill.
 fn value(value_bytes: usize, fill: u8) -> Vec<u8> {
     (0..value_bytes).map(|i| fill.wrapping_add((i % 251) as u8)).collect()
+}
+
+/// What a change makes of a value: the new one, or none; or how it is refused. Numbers are those of the standard library.
+fn expected_of(change: &Change, old: Option<&[u8]>) -> Result<Option<Vec<u8>>, Refusal> {
+    match *change {
+        Change::Put(bytes, fill) => Ok(Some(value(bytes, fill))),
+        Change::Delete => Ok(None),
+        Change::Append(bytes, fill) => {
+            let whole = [old.unwrap_or(&[]), &value(bytes, fill)].concat();
+            let (found_bytes, limit_bytes) = (whole.len() as u64, VALUE_MAX_BYTES as u64);
+            if found_bytes > limit_bytes {
+                return Err(Refusal::ValueTooLarge { found_bytes, limit_bytes });
+            }
+            Ok(Some(whole))
+        }
+        Change::Add(delta) => {
+            let number = |old: &[u8]| {
+                let number: i64 = std::str::from_utf8(old).ok()?.parse().ok()?;
+                (number.to_string().as_bytes() == old).then_some(number)
+            };
+            let found_bytes = old.map_or(0, <[u8]>::len) as u64;
+            let value = old.map_or(Some(0), number).ok_or(Refusal::NotACounter { found_bytes })?;
+            let sum = value.checked_add(delta).ok_or(Refusal::CounterOverflow { value, delta })?;
+            Ok(Some(sum.to_string().into_bytes()))
+        }
+    }
+}
+
+fn send(client: &mut Client, key: &[u8], change: &Change, condition: Condition) -> Answer {
+    match *change {
+        Change::Put(bytes, fill) => client.write(Op::Put, condition, key, &value(bytes, fill)),
+        Change::Delete => client.write(Op::Delete, condition, key, &[]),
+        Change::Append(bytes, fill) => client.write(Op::Append, condition, key, &value(bytes, fill)),
+        Change::Add(delta) => client.write(Op::Add, condition, key, &delta.to_le_bytes()),
+    }
 }
 
 /// Plays `steps` on a region of `segments`; returns how many were refused because it was full.
@@ -89,21 +151,41 @@ fn play(segments: usize, steps: &[Step]) -> usize {
                 last_version = answer.version;
                 model.insert(key, (answer.version, value));
             }
-            Step::CompareAndSet { key, value_bytes, fill, is_stale } => {
+            Step::If { key, ref change, condition } => {
                 let current = model.get(&key).map(|(version, _)| *version);
-                let expected = current.unwrap_or(1) + is_stale as u64;
-                let value = value(value_bytes, fill);
-                let answer = client.compare_and_set(&key_bytes(key), expected, &value);
-                match (answer.status, current) {
-                    (Status::Refused(Refusal::RegionFull { free_segments: 0, .. }), _) => refused += 1,
-                    (Status::NotFound, None) => {}
-                    (Status::VersionMismatch, Some(version)) if is_stale => {
-                        assert_eq!(answer.version, version);
+                let (condition, is_met) = match condition {
+                    If::Always => (Condition::Always, true),
+                    If::Absent => (Condition::Absent, current.is_none()),
+                    If::Present => (Condition::Present, current.is_some()),
+                    If::Version => (Condition::Version(current.unwrap_or(1)), current.is_some()),
+                    If::StaleVersion => (Condition::Version(current.unwrap_or(1) + 1), false),
+                };
+                let old = model.get(&key).map(|(_, value)| &value[..]);
+                let expected = expected_of(change, old);
+                let answer = send(&mut client, &key_bytes(key), change, condition);
+                match (answer.refusal(), expected) {
+                    (Some(Refusal::RegionFull { free_segments: 0, .. }), _) => refused += 1,
+                    _ if !is_met => {
+                        let (status, version) = match current {
+                            Some(version) => (Status::Unmet, version),
+                            None => (Status::NotFound, 0),
+                        };
+                        assert_eq!((answer.status, answer.version), (status, version), "{step:?}");
                     }
-                    (Status::Done, Some(_)) if !is_stale => {
+                    (Some(refusal), Err(expected)) => assert_eq!(refusal, expected, "{step:?}"),
+                    (None, Ok(Some(value))) => {
+                        assert_eq!(answer.status, Status::Done, "{step:?}");
                         assert!(answer.version > last_version, "versions rise");
                         last_version = answer.version;
+                        if matches!(change, Change::Add(_)) {
+                            assert_eq!(answer.value, value, "the answer is the sum");
+                        }
                         model.insert(key, (answer.version, value));
+                    }
+                    (None, Ok(None)) => {
+                        let status =
+                            if model.remove(&key).is_some() { Status::Done } else { Status::NotFound };
+                        assert_eq!(answer.status, status, "{step:?}");
                     }
                     other => panic!("{other:?} for {step:?}"),
                 }

@@ -106,14 +106,47 @@ fn play(worker: &mut Worker, key: &[u8], readers: &Rc<RefCell<Readers>>) {
             write(worker, Op::Put, key, Some(value), readers);
         }
         write(worker, Op::Delete, key, None, readers);
+        // Made of what was there: nothing at first, in place, moved.
+        let mut value = Vec::new();
+        for part in [&b"begin"[..], b"", b"a little more", &[round; 300], &[round; 5000]] {
+            value.extend_from_slice(part);
+            write_with(worker, Op::Append, key, part, Some(value.clone()), readers);
+        }
+        write(worker, Op::Delete, key, None, readers);
+        let mut sum = 0;
+        for delta in [9_i64, 1, i64::MAX - 10, i64::MIN] {
+            sum += delta;
+            write_with(
+                worker,
+                Op::Add,
+                key,
+                &delta.to_le_bytes(),
+                Some(sum.to_string().into_bytes()),
+                readers,
+            );
+        }
+        write(worker, Op::Delete, key, None, readers);
         // The blocks come back, and the next round uses them again.
         worker.idle();
     }
 }
 
 fn write(worker: &mut Worker, op: Op, key: &[u8], new: Truth, readers: &Rc<RefCell<Readers>>) {
-    let value = Value::Inline(new.as_deref().unwrap_or_default());
-    let request = Request { seq: 1, session: SESSION, op, operand: 0, key, value };
+    let sent = new.clone().unwrap_or_default();
+    write_with(worker, op, key, &sent, new, readers);
+}
+
+/// A write that sends `sent` and makes `new` of the key.
+fn write_with(
+    worker: &mut Worker,
+    op: Op,
+    key: &[u8],
+    sent: &[u8],
+    new: Truth,
+    readers: &Rc<RefCell<Readers>>,
+) {
+    let value = Value::Inline(sent);
+    let request = Request::new(1, SESSION, op, key, value);
     let message = request.parts(&request.header()).concat();
     {
         let mut readers = readers.borrow_mut();

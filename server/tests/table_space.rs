@@ -38,7 +38,7 @@ impl World {
     }
 
     fn request(&mut self, op: Op, key: &[u8], value: &[u8]) -> Status {
-        let request = Request { seq: 1, session: SESSION, op, operand: 0, key, value: Value::Inline(value) };
+        let request = Request::new(1, SESSION, op, key, Value::Inline(value));
         let message = request.parts(&request.header()).concat();
         let mut waiting = Waiting::default();
         loop {

@@ -5,7 +5,7 @@
 //! * writes of one client to one key happen in the order submitted, and its reads see its earlier writes, also those
 //!   that were still in flight;
 //! * versions of a key rise in the order of its writes;
-//! * a compare-and-set happens exactly if its version is that of the value before it.
+//! * a write with a condition happens exactly if the condition holds of what the key has before it.
 
 use std::collections::HashSet;
 
@@ -37,16 +37,23 @@ pub enum Kind {
         /// The result.
         found: Option<bool>,
     },
-    /// Stored a value if the version was `expected`.
-    CompareAndSet {
-        /// The version asked for.
-        expected: u64,
+    /// Stored a value if a condition held.
+    PutIf {
+        /// The condition.
+        when: When,
         /// How it ended.
-        result: Option<CasResult>,
+        result: Option<IfResult>,
         /// The version stored, if known.
         version: Option<u64>,
         /// As for [`Kind::Put`].
         short: Option<Vec<u8>>,
+    },
+    /// Deleted if a condition held.
+    DeleteIf {
+        /// The condition.
+        when: When,
+        /// How it ended.
+        result: Option<IfResult>,
     },
     /// Read the value of one write (its index among the operations).
     GetWrite {
@@ -64,14 +71,25 @@ pub enum Kind {
     GetAbsent,
 }
 
-/// How a compare-and-set ended.
+/// What a write with a condition wanted of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CasResult {
-    /// It stored its value.
-    Stored,
-    /// The version was this one.
+pub enum When {
+    /// To be absent.
+    Absent,
+    /// To be there.
+    Present,
+    /// To have this version.
+    Version(u64),
+}
+
+/// How a write with a condition ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfResult {
+    /// It happened.
+    Done,
+    /// The condition did not hold: the key was there, with this version.
     Mismatch(u64),
-    /// The key was absent.
+    /// The condition did not hold: the key was absent.
     NotFound,
 }
 
@@ -126,7 +144,7 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(ops: &'a [Op]) -> Search<'a> {
         let is_write =
-            |op: &Op| matches!(op.kind, Kind::Put { .. } | Kind::Delete { .. } | Kind::CompareAndSet { .. });
+            |op: &Op| !matches!(op.kind, Kind::GetWrite { .. } | Kind::GetShort { .. } | Kind::GetAbsent);
         let overlaps = |a: &Op, b: &Op| a.client == b.client && a.end.is_some_and(|end| end > b.start);
         let before = |i: usize| {
             let earlier = (0..i).filter(|&j| is_write(&ops[j]) && overlaps(&ops[j], &ops[i]));
@@ -201,8 +219,9 @@ impl<'a> Search<'a> {
             self.is_read_of(j, next)
                 || match &self.ops[j].kind {
                     Kind::Delete { found } => next != ABSENT && *found == Some(true),
-                    Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
-                        next != ABSENT && self.can_have_version(next, *expected)
+                    Kind::PutIf { when, result: None | Some(IfResult::Done), .. }
+                    | Kind::DeleteIf { when, result: None | Some(IfResult::Done) } => {
+                        self.can_hold(*when, next)
                     }
                     _ => false,
                 }
@@ -257,11 +276,25 @@ impl<'a> Search<'a> {
                     && self.can_have_version(state, *seen)
             }
             Kind::Delete { found } => *found == Some(false) && state == ABSENT,
-            Kind::CompareAndSet { result: Some(CasResult::NotFound), .. } => state == ABSENT,
-            Kind::CompareAndSet { result: Some(CasResult::Mismatch(seen)), expected, .. } => {
-                state != ABSENT && seen != expected && self.can_have_version(state, *seen)
+            Kind::PutIf { when, result: Some(IfResult::NotFound), .. }
+            | Kind::DeleteIf { when, result: Some(IfResult::NotFound) } => {
+                state == ABSENT && *when != When::Absent
             }
-            Kind::CompareAndSet { .. } | Kind::Put { .. } => false,
+            Kind::PutIf { when, result: Some(IfResult::Mismatch(seen)), .. }
+            | Kind::DeleteIf { when, result: Some(IfResult::Mismatch(seen)) } => {
+                let is_unmet = *when != When::Present && *when != When::Version(*seen);
+                state != ABSENT && is_unmet && self.can_have_version(state, *seen)
+            }
+            Kind::PutIf { .. } | Kind::DeleteIf { .. } | Kind::Put { .. } => false,
+        }
+    }
+
+    /// Whether a condition holds in `state`, or may hold.
+    fn can_hold(&self, when: When, state: usize) -> bool {
+        match when {
+            When::Absent => state == ABSENT,
+            When::Present => state != ABSENT,
+            When::Version(expected) => state != ABSENT && self.can_have_version(state, expected),
         }
     }
 
@@ -275,9 +308,12 @@ impl<'a> Search<'a> {
         match &self.ops[i].kind {
             Kind::Put { .. } => self.is_next_version(i).then_some(i),
             Kind::Delete { found } => (state != ABSENT && *found != Some(false)).then_some(ABSENT),
-            Kind::CompareAndSet { expected, result: None | Some(CasResult::Stored), .. } => {
-                let is_expected = state != ABSENT && self.can_have_version(state, *expected);
-                (is_expected && self.is_next_version(i)).then_some(i)
+            Kind::PutIf { when, result: None | Some(IfResult::Done), .. } => {
+                (self.can_hold(*when, state) && self.is_next_version(i)).then_some(i)
+            }
+            // With nothing there it changes nothing, whatever was wanted.
+            Kind::DeleteIf { when, result: None | Some(IfResult::Done) } => {
+                (state != ABSENT && self.can_hold(*when, state)).then_some(ABSENT)
             }
             _ => None,
         }
@@ -326,14 +362,14 @@ impl<'a> Search<'a> {
 
 fn version(op: &Op) -> Option<u64> {
     match &op.kind {
-        Kind::Put { version, .. } | Kind::CompareAndSet { version, .. } => *version,
+        Kind::Put { version, .. } | Kind::PutIf { version, .. } => *version,
         _ => None,
     }
 }
 
 fn short(op: &Op) -> Option<&Vec<u8>> {
     match &op.kind {
-        Kind::Put { short, .. } | Kind::CompareAndSet { short, .. } => short.as_ref(),
+        Kind::Put { short, .. } | Kind::PutIf { short, .. } => short.as_ref(),
         _ => None,
     }
 }
@@ -400,16 +436,33 @@ mod tests {
     #[test]
     fn versions_rise_and_compare_and_set_compares() {
         assert!(!is_explained(&[op(0, 1, 2, put(5)), op(0, 3, 4, put(4))]));
-        let cas = |expected, result, version| Kind::CompareAndSet {
-            expected,
+        let cas = |expected, result, version| Kind::PutIf {
+            when: When::Version(expected),
             result: Some(result),
             version,
             short: None,
         };
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(1, CasResult::Stored, Some(2)))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::Stored, Some(8)))]));
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::Mismatch(1), None))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, CasResult::NotFound, None))]));
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(1, IfResult::Done, Some(2)))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::Done, Some(8)))]));
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::Mismatch(1), None))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::NotFound, None))]));
+        let absent =
+            |result, version| Kind::PutIf { when: When::Absent, result: Some(result), version, short: None };
+        assert!(is_explained(&[op(0, 1, 2, absent(IfResult::Done, Some(1)))]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, absent(IfResult::Done, Some(2)))]));
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, absent(IfResult::Mismatch(1), None))]));
+        assert!(!is_explained(&[op(0, 1, 2, absent(IfResult::NotFound, None))]));
+        // Of two that insert if absent, one does.
+        assert!(!is_explained(&[
+            op(0, 1, 6, absent(IfResult::Done, Some(1))),
+            op(1, 2, 5, absent(IfResult::Done, Some(2))),
+        ]));
+        let delete_if = |when, result| Kind::DeleteIf { when, result: Some(result) };
+        let version = |expected| delete_if(When::Version(expected), IfResult::Done);
+        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, version(1)), op(1, 5, 6, Kind::GetAbsent)]));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(0, 3, 4, put(2)), op(1, 5, 6, version(1))]));
+        let mismatch = delete_if(When::Version(1), IfResult::Mismatch(1));
+        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, mismatch)]));
         let deletes = [
             op(0, 1, 2, put(1)),
             op(0, 3, 6, Kind::Delete { found: Some(true) }),

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::linearizability::{self, CasResult, Kind, Op, Verdict};
+pub use crate::linearizability::When;
+use crate::linearizability::{self, IfResult, Kind, Op, Verdict};
 use crate::value;
 
 /// How the error of a check begins that found neither an order nor that there is none.
@@ -24,12 +25,17 @@ pub enum Call {
     },
     /// To delete.
     Delete,
-    /// To store a value of so many bytes if the version is the expected one.
-    CompareAndSet {
-        /// The version.
-        expected: u64,
+    /// To store a value of so many bytes if a condition holds.
+    PutIf {
+        /// The condition.
+        when: When,
         /// Bytes of the value.
         len_bytes: usize,
+    },
+    /// To delete if a condition holds.
+    DeleteIf {
+        /// The condition.
+        when: When,
     },
 }
 
@@ -43,11 +49,11 @@ pub enum Return {
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// GET and compare-and-set: the key is absent.
+    /// GET, or a write with a condition: the key is absent.
     Absent,
     /// The value was stored under this version.
     Stored(u64),
-    /// Compare-and-set: the version was this one.
+    /// A write with a condition, which did not hold: the version was this one.
     Mismatch(u64),
     /// Delete: whether the key was there.
     Deleted(bool),
@@ -140,7 +146,7 @@ impl Oracle {
     /// The value that a write stores.
     pub fn value(&self, op: OpId) -> Vec<u8> {
         let record = &self.ops[op.0];
-        let (Call::Put { len_bytes } | Call::CompareAndSet { len_bytes, .. }) = record.call else {
+        let (Call::Put { len_bytes } | Call::PutIf { len_bytes, .. }) = record.call else {
             panic!("{:?} stores nothing", record.call)
         };
         value::make(op.0 as u32, &self.keys[record.key].bytes, len_bytes)
@@ -185,8 +191,8 @@ impl Oracle {
         let Some(write) = value::write_of(bytes) else { return self.found_short(op, record, version, bytes) };
         let is_true = self.ops.get(write as usize).is_some_and(|written| {
             let len_bytes = match written.call {
-                Call::Put { len_bytes } | Call::CompareAndSet { len_bytes, .. } => len_bytes,
-                Call::Get | Call::Delete => return false,
+                Call::Put { len_bytes } | Call::PutIf { len_bytes, .. } => len_bytes,
+                Call::Get | Call::Delete | Call::DeleteIf { .. } => return false,
             };
             written.life == record.life
                 && written.key == record.key
@@ -314,16 +320,20 @@ impl Oracle {
             (Call::Delete, back) => Kind::Delete {
                 found: if let Some(Return::Deleted(found)) = back { Some(*found) } else { None },
             },
-            (Call::CompareAndSet { expected, len_bytes }, back) => {
-                let result = match back {
-                    Some(Return::Stored(_)) => Some(CasResult::Stored),
-                    Some(Return::Mismatch(version)) => Some(CasResult::Mismatch(*version)),
-                    Some(Return::Absent) => Some(CasResult::NotFound),
-                    _ => None,
-                };
-                Kind::CompareAndSet { expected, result, version, short: short(len_bytes) }
+            (Call::PutIf { when, len_bytes }, back) => {
+                Kind::PutIf { when, result: if_result(back.as_ref()), version, short: short(len_bytes) }
             }
+            (Call::DeleteIf { when }, back) => Kind::DeleteIf { when, result: if_result(back.as_ref()) },
         };
         Ok(Op { client: record.client, start: record.start, end: is_known.then_some(record.end), kind })
+    }
+}
+
+fn if_result(back: Option<&Return>) -> Option<IfResult> {
+    match back? {
+        Return::Stored(_) | Return::Deleted(true) => Some(IfResult::Done),
+        Return::Mismatch(version) => Some(IfResult::Mismatch(*version)),
+        Return::Absent => Some(IfResult::NotFound),
+        _ => None,
     }
 }

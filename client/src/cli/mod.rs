@@ -8,16 +8,16 @@ mod doctor;
 mod files;
 mod shell;
 mod top;
+mod writes;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use kv_client::{CasOutcome, Client, Error, Options, ServerStat};
+use clap::{Parser, Subcommand};
+use kv_client::{Client, Error, Options, ServerStat};
 use kv_common::endpoint::Endpoint;
 
 /// Reads and writes a one-sided key-value store.
@@ -46,14 +46,16 @@ enum Command {
         key: OsString,
     },
     /// Store a value under KEY and print its version.
-    Put(PutArguments),
+    Put(writes::PutArguments),
     /// Delete KEY.
-    Del {
-        /// The key.
-        key: OsString,
-    },
-    /// Store VALUE under KEY if the key's version is VERSION, and print the new version. Another version is named on
-    /// standard error.
+    #[command(visible_alias = "delete")]
+    Del(writes::DeleteArguments),
+    /// Add a number to the counter KEY and print the sum. A counter is a value that is a decimal number of 64 bits with
+    /// sign; an absent key counts as 0.
+    Add(writes::AddArguments),
+    /// Put bytes behind the value of KEY and print how many it has now. An absent key counts as an empty value.
+    Append(writes::AppendArguments),
+    /// Store VALUE under KEY if the key's version is VERSION, and print the new version: the same as `put --if-version`.
     Cas {
         /// The key.
         key: OsString,
@@ -77,7 +79,7 @@ enum Command {
     Top(top::TopArguments),
     /// Time a round trip to the server.
     Ping,
-    /// Take commands from standard input over one connection: get, put, del, exists, ping.
+    /// Take commands from standard input over one connection: get, put, del, add, append, exists, ping.
     Shell,
     /// Store every file under DIR; the key is the path relative to DIR.
     Load(files::FilesArguments),
@@ -88,18 +90,6 @@ enum Command {
     Devices(devices::DevicesArguments),
     /// Check what a client needs on this host and of the server, each with the remedy. Exit code 1 if a check failed.
     Doctor(doctor::DoctorArguments),
-}
-
-#[derive(Args)]
-struct PutArguments {
-    /// The key, 1 to 1024 bytes.
-    key: OsString,
-    /// The value.
-    #[arg(required_unless_present = "file", conflicts_with = "file")]
-    value: Option<OsString>,
-    /// Take the value from this file; - is standard input.
-    #[arg(long)]
-    file: Option<PathBuf>,
 }
 
 /// How a command ended, if not with an error.
@@ -177,10 +167,12 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
     let mut client = Client::connect_with(url, &options)?;
     match &arguments.command {
         Command::Get { key } => get(&mut client, key.as_bytes()),
-        Command::Put(put_arguments) => put(&mut client, put_arguments),
-        Command::Del { key } => Ok(found(client.delete(key.as_bytes())?)),
+        Command::Put(put_arguments) => writes::put(&mut client, put_arguments),
+        Command::Del(delete_arguments) => writes::delete(&mut client, delete_arguments),
+        Command::Add(add_arguments) => writes::add(&mut client, add_arguments),
+        Command::Append(append_arguments) => writes::append(&mut client, append_arguments),
         Command::Cas { key, version, value } => {
-            compare_and_set(&mut client, key.as_bytes(), *version, value.as_bytes())
+            writes::compare_and_set(&mut client, key.as_bytes(), *version, value.as_bytes())
         }
         Command::Exists { key } => match client.get_with(key.as_bytes(), |_, version| version)? {
             Some(version) => print(format_args!("{version}")),
@@ -217,41 +209,6 @@ fn get(client: &mut Client, key: &[u8]) -> Result<End, CliError> {
         .and_then(|()| out.flush())
         .map_err(|error| io("writing to standard output", error))?;
     Ok(End::Done)
-}
-
-fn put(client: &mut Client, arguments: &PutArguments) -> Result<End, CliError> {
-    let value = match (&arguments.file, &arguments.value) {
-        (None, Some(value)) => value.as_bytes().to_vec(),
-        (Some(path), _) if path.as_os_str() == "-" => {
-            let mut bytes = Vec::new();
-            std::io::stdin()
-                .lock()
-                .read_to_end(&mut bytes)
-                .map_err(|error| io("reading standard input", error))?;
-            bytes
-        }
-        (Some(path), _) => {
-            std::fs::read(path).map_err(|error| io(&format!("reading {}", path.display()), error))?
-        }
-        (None, None) => unreachable!("clap asks for one of the two"),
-    };
-    let version = client.put(arguments.key.as_bytes(), &value)?;
-    print(format_args!("{version}"))
-}
-
-fn compare_and_set(client: &mut Client, key: &[u8], version: u64, value: &[u8]) -> Result<End, CliError> {
-    match client.compare_and_set(key, version, value)? {
-        CasOutcome::Stored(new) => print(format_args!("{new}")),
-        CasOutcome::Mismatch(found) => {
-            eprintln!("kv: the key's version is {found}, not {version}");
-            Ok(End::NotFoundOrDiffers)
-        }
-        CasOutcome::NotFound => Ok(End::NotFoundOrDiffers),
-    }
-}
-
-fn found(is_found: bool) -> End {
-    if is_found { End::Done } else { End::NotFoundOrDiffers }
 }
 
 fn print(line: std::fmt::Arguments) -> Result<End, CliError> {

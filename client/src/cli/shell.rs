@@ -6,8 +6,7 @@ use kv_client::Client;
 
 use super::{CliError, End, io};
 
-const HELP: &str =
-    "get KEY | put KEY VALUE (the rest of the line) | del KEY | exists KEY | ping | help | quit";
+const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | add KEY NUMBER | append KEY VALUE | exists KEY | ping | help | quit";
 
 pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
     let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -50,6 +49,17 @@ fn answer(client: &mut Client, line: &[u8]) -> Result<Option<Vec<u8>>, CliError>
             } else {
                 not_found()
             }
+        }
+        b"add" => {
+            let (key, delta) = split_word(rest);
+            match std::str::from_utf8(delta).ok().and_then(|delta| delta.parse().ok()) {
+                Some(delta) => client.add(key, delta)?.value.to_string().into_bytes(),
+                None => b"error: add wants a key and a number of 64 bits with sign".to_vec(),
+            }
+        }
+        b"append" => {
+            let (key, value) = split_word(rest);
+            format!("{} bytes", client.append(key, value)?.value_bytes).into_bytes()
         }
         b"exists" => {
             if client.exists(rest)? {

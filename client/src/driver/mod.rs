@@ -250,7 +250,11 @@ impl<T: Transport> Driver<T> {
         match &outcome {
             Outcome::Get(result) => self.count_get(result.as_ref().map(Option::is_some).ok()),
             Outcome::GetInto(_, result) => self.count_get(result.as_ref().map(Option::is_some).ok()),
-            Outcome::Put(_) | Outcome::Delete(_) | Outcome::CompareAndSet(_) => self.stats.writes += 1,
+            Outcome::Put(_)
+            | Outcome::Delete(_)
+            | Outcome::Conditional(_)
+            | Outcome::Add(_)
+            | Outcome::Append(_) => self.stats.writes += 1,
             Outcome::Ping(_) => {}
         }
         self.completions.push_back(Completion { ticket: op.ticket, outcome });
@@ -335,9 +339,6 @@ impl<T: Transport> Driver<T> {
 
     /// As `submit_get`.
     pub(crate) fn submit_write(&mut self, key: &[u8], write: Write) -> Result<Ticket, Error> {
-        if let Write::Put(value) | Write::CompareAndSet { value, .. } = &write {
-            check_value(value)?;
-        }
         self.admit()?;
         let hash = self.view.hash(key);
         let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued });

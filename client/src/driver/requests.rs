@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 
+use kv_common::counter;
 use kv_common::hash::payload_hash;
 use kv_common::layout::{LINE_WORDS, LineNumber};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
 use kv_common::region::{Words, bytes_of_mut};
 use kv_common::transport::{Broken, SendError, Transport};
-use kv_common::wire::{self, Op as WireOp, Reply, Request, Status};
+use kv_common::wire::{self, Condition, Op as WireOp, Reply, Request, Status};
 
 use super::Driver;
 use crate::error::Error;
-use crate::op::{CasOutcome, GetState, Kind, Op, Outcome, SendState, Write};
+use crate::op::{Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, Write};
 
 /// A request that was sent and not answered to the end.
 #[derive(Debug)]
@@ -41,15 +42,9 @@ impl<T: Transport> Driver<T> {
                 }
             }
             let op = &self.ops[key];
-            let (wire_op, operand) = wire_op(op);
-            let request = Request {
-                seq: self.next_seq,
-                session: self.session,
-                op: wire_op,
-                operand,
-                key: &op.key,
-                value,
-            };
+            let (wire_op, condition) = wire_op(op);
+            let request =
+                Request { condition, ..Request::new(self.next_seq, self.session, wire_op, &op.key, value) };
             match self.transport.send(&request.parts(&request.header())) {
                 Ok(()) => {}
                 Err(SendError::Full) => return,
@@ -118,24 +113,7 @@ impl<T: Transport> Driver<T> {
                 status => Err(status),
             },
             Kind::Get { .. } => Err(reply.status),
-            Kind::Write { write: Write::Put(_), .. } => match reply.status {
-                Status::Done => Ok(Outcome::Put(Ok(reply.version))),
-                status => Err(status),
-            },
-            Kind::Write { write: Write::Delete, .. } => match reply.status {
-                Status::Done => Ok(Outcome::Delete(Ok(true))),
-                Status::NotFound => Ok(Outcome::Delete(Ok(false))),
-                status => Err(status),
-            },
-            Kind::Write { write: Write::CompareAndSet { .. }, .. } => {
-                let done = |outcome| Ok(Outcome::CompareAndSet(Ok(outcome)));
-                match reply.status {
-                    Status::Done => done(CasOutcome::Stored(reply.version)),
-                    Status::VersionMismatch => done(CasOutcome::Mismatch(reply.version)),
-                    Status::NotFound => done(CasOutcome::NotFound),
-                    status => Err(status),
-                }
-            }
+            Kind::Write { write, .. } => written(write, reply).ok_or(reply.status),
         };
         match outcome {
             Ok(outcome) => self.end(key, outcome),
@@ -148,21 +126,61 @@ impl<T: Transport> Driver<T> {
     }
 }
 
-fn wire_op(op: &Op) -> (WireOp, u64) {
-    match &op.kind {
-        Kind::Get { .. } => (WireOp::Get, 0),
-        Kind::Ping { .. } => (WireOp::Ping, 0),
-        Kind::Write { write: Write::Put(_), .. } => (WireOp::Put, 0),
-        Kind::Write { write: Write::Delete, .. } => (WireOp::Delete, 0),
-        Kind::Write { write: Write::CompareAndSet { expected, .. }, .. } => {
-            (WireOp::CompareAndSet, *expected)
-        }
+/// How a write ends with this reply; `None` if it cannot have such a one.
+fn written(write: &Write, reply: &Reply) -> Option<Outcome> {
+    if write.condition.is_none() && matches!(write.change, Change::Put(_) | Change::Delete) {
+        return Some(match (&write.change, reply.status) {
+            (Change::Put(_), Status::Done) => Outcome::Put(Ok(reply.version)),
+            (Change::Delete, Status::Done) => Outcome::Delete(Ok(true)),
+            (Change::Delete, Status::NotFound) => Outcome::Delete(Ok(false)),
+            _ => return None,
+        });
     }
+    let made = reply.version;
+    Some(match &write.change {
+        Change::Put(_) | Change::Delete => Outcome::Conditional(Ok(conditional(write, reply, made)?)),
+        Change::Add(_) => {
+            // Only the reply to an add that was done has a number.
+            let value = if reply.status == Status::Done { counter::parse(reply.chunk)? } else { 0 };
+            Outcome::Add(Ok(conditional(write, reply, Count { value, version: made })?))
+        }
+        Change::Append(_) => {
+            let appended = Appended { value_bytes: reply.total_bytes as usize, version: made };
+            Outcome::Append(Ok(conditional(write, reply, appended)?))
+        }
+    })
+}
+
+/// The same of a write with a condition, that has made this if it was done.
+fn conditional<T>(write: &Write, reply: &Reply, made: T) -> Option<Conditional<T>> {
+    let condition = write.condition.unwrap_or_default();
+    let wants_presence = matches!(write.change, Change::Delete);
+    match reply.status {
+        Status::Done => Some(Conditional::Done(made)),
+        Status::Unmet if !condition.holds(Some(reply.version)) => Some(Conditional::Mismatch(reply.version)),
+        Status::NotFound if wants_presence || !condition.holds(None) => Some(Conditional::NotFound),
+        _ => None,
+    }
+}
+
+fn wire_op(op: &Op) -> (WireOp, Condition) {
+    let write = match &op.kind {
+        Kind::Get { .. } => return (WireOp::Get, Condition::Always),
+        Kind::Ping { .. } => return (WireOp::Ping, Condition::Always),
+        Kind::Write { write, .. } => write,
+    };
+    let wire_op = match write.change {
+        Change::Put(_) => WireOp::Put,
+        Change::Delete => WireOp::Delete,
+        Change::Add(_) => WireOp::Add,
+        Change::Append(_) => WireOp::Append,
+    };
+    (wire_op, write.condition.unwrap_or_default())
 }
 
 fn value_bytes(op: &Op) -> &[u8] {
     match &op.kind {
-        Kind::Write { write: Write::Put(value) | Write::CompareAndSet { value, .. }, .. } => value,
+        Kind::Write { write, .. } => write.value(),
         _ => &[],
     }
 }

@@ -25,9 +25,9 @@ use crate::clock::wall_clock_ns;
 use crate::config::{Allow, Config, format_size};
 use crate::descriptors::{TooFewDescriptors, make_room};
 use crate::growth;
-use crate::space;
 use crate::running::{Running, ThreadEnd};
 use crate::shared::Shared;
+use crate::space;
 use crate::table::{Table, TableConfig, TableError};
 use crate::worker::Worker;
 
@@ -91,9 +91,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let memory = map_region(&config)?;
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
-    let shared = Arc::new(
-        Shared::new(config.workers, clients_max, &table).map_err(os("make an eventfd"))?,
-    );
+    let shared = Arc::new(Shared::new(config.workers, clients_max, &table).map_err(os("make an eventfd"))?);
     let rdma = rdma::start(&config, listen_address, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
     let admission = admission(&config, memory, &table, rdma.is_some())?;

@@ -70,7 +70,8 @@ impl Table {
     }
 
     fn check_segments(&self, walk: &mut Walk) {
-        let (expected, found) = (walk.report.free_segments, self.free_segments() + self.quarantined_segments());
+        let (expected, found) =
+            (walk.report.free_segments, self.free_segments() + self.quarantined_segments());
         if expected != found {
             let what = "free segments".to_owned();
             walk.findings.push(CheckFinding::Sum { what, expected, found });

@@ -1,6 +1,7 @@
 //! Delete.
 
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, Slot};
+use kv_common::wire::Condition;
 
 use super::Worker;
 use super::lookup::At;
@@ -8,19 +9,32 @@ use super::put::{Outcome, Written};
 use crate::dispatch::Ack;
 
 impl Worker {
-    /// Makes `key` absent.
-    pub(crate) fn delete(&mut self, key: &[u8], ack: &mut Ack<'_>) -> Outcome {
-        let Some((written, retired)) = self.delete_held(key, ack) else { return Outcome::NotFound };
-        self.retire(retired);
-        Outcome::Written(written)
+    /// Makes `key` absent, if the condition holds.
+    pub(crate) fn delete(&mut self, key: &[u8], condition: Condition, ack: &mut Ack<'_>) -> Outcome {
+        match self.delete_held(key, condition, ack) {
+            Ok((written, retired)) => {
+                self.retire(retired);
+                Outcome::Written(written)
+            }
+            Err(not_done) => not_done,
+        }
     }
 
     /// The part under the stripes. Returns the slot as it was, whose block is to be retired.
-    fn delete_held(&self, key: &[u8], ack: &mut Ack<'_>) -> Option<(Written, Slot)> {
+    fn delete_held(
+        &self,
+        key: &[u8],
+        condition: Condition,
+        ack: &mut Ack<'_>,
+    ) -> Result<(Written, Slot), Outcome> {
         let hash = self.table.view.hash(key);
         let _held = self.table.stripes.lock(hash.home());
         let home = self.table.index.home(hash);
-        let at = self.table.find(key, hash, home)?;
+        let at = self.table.find(key, hash, home);
+        if let Some(unmet) = self.table.unmet(condition, at) {
+            return Err(unmet);
+        }
+        let at = at.ok_or(Outcome::NotFound)?;
         let twin = self.table.twin(home, at);
         let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
         let written = self.table.written(At { slot: Slot::EMPTY, ..at });
@@ -30,6 +44,6 @@ impl Worker {
         self.counters.sub(Counter::Keys, 1);
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
         self.counters.sub(Counter::DataBytes, data_bytes as u64);
-        Some((written, at.slot))
+        Ok((written, at.slot))
     }
 }

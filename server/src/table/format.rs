@@ -14,15 +14,13 @@ use kv_common::region::Words;
 
 use super::counters::Counters;
 use super::growth::{self, Clock, Growth};
-use super::index::{Index, Role, SPLIT_MIN, State};
+use super::index::{Index, Role, State, keys_before_split};
 use super::slab::Slab;
 use super::split::write_lines;
 use super::stripes::Stripes;
 use super::versions::{FIRST_VERSION_MAX, Versions};
 use super::{Table, walk};
 
-/// Keys that one index segment is planned to hold: so many that it is not split.
-const SEGMENT_KEYS: u64 = SPLIT_MIN;
 /// Without a number of keys the index starts with so many segments, ...
 const FIRST_SEGMENTS: u64 = 4;
 /// ... but no more than one of so many of the region.
@@ -241,10 +239,15 @@ impl Plan {
     }
 }
 
-/// A power of two, so that every directory entry has a segment of its own.
+/// A power of two, so that every directory entry has a segment of its own; more than a directory can have for more keys
+/// than fit.
 fn index_segments(segments: u64, expected_keys: Option<u64>) -> u64 {
+    let holds = |count: u64, keys: u64| count * keys_before_split(segments, count) >= keys;
     match expected_keys {
-        Some(keys) => keys.div_ceil(SEGMENT_KEYS).next_power_of_two(),
+        Some(keys) => {
+            let depth = (0..=DIRECTORY_DEPTH_MAX).find(|&depth| holds(1 << depth, keys));
+            1 << depth.unwrap_or(DIRECTORY_DEPTH_MAX + 1)
+        }
         None => 1 << (segments / FIRST_SHARE).clamp(1, FIRST_SEGMENTS).ilog2(),
     }
 }
@@ -256,6 +259,10 @@ mod tests {
     #[test]
     fn the_index_holds_the_expected_keys_without_a_split() {
         for (keys, segments) in [(0, 1), (1, 1), (133_038, 1), (133_039, 2), (266_076, 2), (266_077, 4)] {
+            assert_eq!(index_segments(30, Some(keys)), segments, "{keys} keys");
+        }
+        // In a large region the first segments are split earlier.
+        for (keys, segments) in [(1, 1), (38_666, 1), (38_667, 2), (208_404, 2), (208_405, 4), (532_153, 8)] {
             assert_eq!(index_segments(1000, Some(keys)), segments, "{keys} keys");
         }
         assert!(index_segments(1000, Some(u64::MAX)) > 1 << DIRECTORY_DEPTH_MAX);

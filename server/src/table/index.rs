@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 /// Slots of an index segment, those of overflow lines too.
 pub(super) const SEGMENT_SLOTS: u64 = SEGMENT_LINES * LINE_SLOTS as u64;
 /// Slots in use at which the first segments are split, ...
-pub(super) const SPLIT_MIN: u64 = SEGMENT_SLOTS * 58 / 100;
+const SPLIT_MIN: u64 = SEGMENT_SLOTS * 58 / 100;
 /// ... and the last ones. Hashing fills all segments alike: with one threshold for all, all would be split at once, and
 /// the index would be half empty afterwards. Above 76 % the overflow lines of a segment run out.
 const SPLIT_MAX: u64 = SEGMENT_SLOTS * 74 / 100;
@@ -86,6 +86,18 @@ impl State {
     }
 }
 
+/// Slots in use of a segment at which the keys that may come during its split just fit, among `index_segments` in a region
+/// of `segments`.
+fn early(segments: u64, index_segments: u64) -> u64 {
+    let keys_ahead = KEYS_AHEAD.min(segments * KEYS_AHEAD_PER_SEGMENT);
+    SPLIT_MAX.saturating_sub(keys_ahead / index_segments)
+}
+
+/// Slots in use at which the first of `index_segments` is split in a region of `segments`.
+pub(super) fn keys_before_split(segments: u64, index_segments: u64) -> u64 {
+    SPLIT_MIN.min(early(segments, index_segments))
+}
+
 /// One index segment.
 struct Segment {
     state: AtomicU64,
@@ -105,9 +117,7 @@ pub(super) struct Index {
     /// By number; only index segments are there.
     segments: Box<[OnceLock<Box<Segment>>]>,
     count: AtomicU64,
-    /// Keys that may come while a split takes place.
-    keys_ahead: u64,
-    /// Slots in use of a segment at which the keys that may come during its split just fit.
+    /// See [`early`].
     early: AtomicU64,
 }
 
@@ -119,7 +129,6 @@ impl Index {
             directory_word,
             segments: (0..segments).map(|_| OnceLock::new()).collect(),
             count: AtomicU64::new(0),
-            keys_ahead: KEYS_AHEAD.min(segments * KEYS_AHEAD_PER_SEGMENT),
             early: AtomicU64::new(0),
         }
     }
@@ -137,7 +146,7 @@ impl Index {
         };
         assert!(self.segments[segment as usize].set(Box::new(made)).is_ok(), "a segment is added once");
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        self.early.store(SPLIT_MAX.saturating_sub(self.keys_ahead / count), Ordering::Relaxed);
+        self.early.store(early(self.segments.len() as u64, count), Ordering::Relaxed);
     }
 
     /// Index segments, those that are being filled by a split too.
@@ -258,7 +267,7 @@ impl Index {
 
     /// Slots in use at which the first of the present segments is split.
     pub(super) fn keys_before_split(&self) -> u64 {
-        SPLIT_MIN.min(self.early.load(Ordering::Relaxed))
+        keys_before_split(self.segments.len() as u64, self.segments())
     }
 
     /// Slots in use at which a segment is split.
@@ -316,7 +325,7 @@ mod tests {
         let index = |count| {
             let region = Words::zeroed(64);
             let index = Index::new(&region, 0, 1 << 14);
-            index.early.store(SPLIT_MAX.saturating_sub(index.keys_ahead / count), Ordering::Relaxed);
+            index.early.store(early(1 << 14, count), Ordering::Relaxed);
             index
         };
         let many = index(1 << 10);

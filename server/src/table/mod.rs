@@ -6,7 +6,8 @@
 //! | `worker` | [`Worker`]: what one worker thread owns; giving blocks back |
 //! | `lookup` | `Table::find`, `Table::room`: where a key is, where a new one may go; both under the stripes |
 //! | `get` | GET by SEND: a look without locks, then one under the stripes |
-//! | `put` | insert, update, compare-and-set: what happens under the stripes |
+//! | `put` | insert and update, with and without a condition: what happens under the stripes |
+//! | `modify` | add and append, whose value is made of the one before |
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
@@ -46,6 +47,7 @@ mod get;
 mod growth;
 mod index;
 mod lookup;
+mod modify;
 mod publish;
 mod put;
 mod slab;
@@ -71,6 +73,7 @@ pub use space::{Keeping, SpaceKeeper, Waiting};
 pub use worker::Worker;
 
 pub(crate) use get::Value;
+pub(crate) use modify::Change;
 pub(crate) use put::{Outcome, Written};
 pub(crate) use staged::value_bytes;
 

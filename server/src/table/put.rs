@@ -1,4 +1,4 @@
-//! Insert, update and compare-and-set.
+//! Insert and update, with and without a condition.
 //!
 //! What depends on key and value alone (the payload and its hash) is made before the stripes are taken; blocks too large
 //! to be updated in place are even written to the region before, since nobody can reach them yet.
@@ -7,7 +7,7 @@ use kv_common::block;
 use kv_common::hash::KeyHash;
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span};
 use kv_common::region::bytes_of;
-use kv_common::wire::{IndexHint, Refusal};
+use kv_common::wire::{Condition, IndexHint, Refusal};
 
 use super::growth::WaitForRoom;
 use super::lookup::{At, Room};
@@ -37,10 +37,10 @@ pub(crate) struct Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Written(Written),
-    /// Compare-and-set and delete: the key is not present.
+    /// The key is not present, and the condition or the operation wants it to be.
     NotFound,
-    /// Compare-and-set: the key has this version.
-    VersionMismatch(u64),
+    /// The condition does not hold of the key, which has this version.
+    Unmet(u64),
 }
 
 /// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version.
@@ -56,27 +56,38 @@ pub(super) struct Payload {
 #[derive(Default)]
 pub(super) struct Left {
     /// Written and never published: free at once.
-    draft: Option<Place>,
+    draft: Option<(Span, Place)>,
     /// Published once: free when no worker looks at it any more.
     retired: Option<Slot>,
 }
 
 impl Worker {
-    /// Inserts or updates `key`; with `expected`, only if that is the key's version.
+    /// Inserts or updates `key`, if the condition holds.
     pub(crate) fn put(
         &mut self,
         key: &[u8],
         value: &[u8],
-        expected: Option<u64>,
+        condition: Condition,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
         let payload = self.encode_payload(key, value);
+        let hash = self.table.view.hash(key);
+        self.with_room(hash, |worker, left| worker.write(key, hash, &payload, condition, left, ack))
+    }
+
+    /// Carries out a write of a key that may need a block and a slot. It is tried again while blocks are on their way back,
+    /// or a split will make room.
+    pub(super) fn with_room(
+        &mut self,
+        hash: KeyHash,
+        mut write: impl FnMut(&mut Worker, &mut Left) -> Result<Outcome, Refusal>,
+    ) -> Result<Outcome, Refusal> {
         let mut attempts = 1;
-        let mut room = WaitForRoom::new(self.table.view.hash(key));
+        let mut room = WaitForRoom::new(hash);
         loop {
             let mut left = Left::default();
-            let outcome = self.write(key, &payload, expected, &mut left, ack);
-            self.clean_up(payload.span, left);
+            let outcome = write(self, &mut left);
+            self.clean_up(left);
             if let Err(full @ (Refusal::IndexFull { .. } | Refusal::HomeFull { .. })) = &outcome
                 && room.wait(&self.table, matches!(full, Refusal::HomeFull { .. }), &self.counters)
             {
@@ -101,26 +112,39 @@ impl Worker {
     fn write(
         &self,
         key: &[u8],
+        hash: KeyHash,
         payload: &Payload,
-        expected: Option<u64>,
+        condition: Condition,
         left: &mut Left,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
         let table = &*self.table;
-        let hash = table.view.hash(key);
         if payload.span.bytes() > IN_PLACE_BYTES_MAX {
             self.write_draft(payload, left)?;
         }
         let _held = table.stripes.lock(hash.home());
         let home = table.index.home(hash);
-        let written = match (table.find(key, hash, home), expected) {
-            (None, Some(_)) => return Ok(Outcome::NotFound),
-            (None, None) => self.insert(hash, home, payload, left, ack)?,
-            (Some(at), Some(expected)) if table.version_of(at.slot.place()) != expected => {
-                return Ok(Outcome::VersionMismatch(table.version_of(at.slot.place())));
-            }
-            (Some(at), _) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
-            (Some(at), _) => self.update_moved(at, hash, home, payload, left, ack)?,
+        let at = table.find(key, hash, home);
+        if let Some(unmet) = table.unmet(condition, at) {
+            return Ok(unmet);
+        }
+        self.store(at, hash, home, payload, left, ack)
+    }
+
+    /// Gives the key whose slot is `at`, or that has none, the value in `payload`. Under the stripes.
+    pub(super) fn store(
+        &self,
+        at: Option<At>,
+        hash: KeyHash,
+        home: LineNumber,
+        payload: &Payload,
+        left: &mut Left,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let written = match at {
+            None => self.insert(hash, home, payload, left, ack)?,
+            Some(at) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
+            Some(at) => self.update_moved(at, hash, home, payload, left, ack)?,
         };
         Ok(Outcome::Written(written))
     }
@@ -188,7 +212,7 @@ impl Worker {
 
     /// Finds a block for `payload` and writes it, not live, unless that was done before.
     fn write_draft(&self, payload: &Payload, left: &mut Left) -> Result<Place, Refusal> {
-        if let Some(place) = left.draft {
+        if let Some((_, place)) = left.draft {
             return Ok(place);
         }
         let Some(place) = self.table.slab.take(payload.span) else {
@@ -197,12 +221,12 @@ impl Worker {
                 free_segments: self.table.free_segments(),
             });
         };
-        left.draft = Some(place);
+        left.draft = Some((payload.span, place));
         self.store_draft(place, payload);
         Ok(place)
     }
 
-    fn encode_payload(&mut self, key: &[u8], value: &[u8]) -> Payload {
+    pub(super) fn encode_payload(&mut self, key: &[u8], value: &[u8]) -> Payload {
         let data_bytes = key.len() + value.len();
         let words = grown(&mut self.block, (8 + data_bytes).div_ceil(8));
         let payload_bytes = block::encode_payload(words, key, value);
@@ -222,8 +246,8 @@ impl Worker {
         self.counters.sub(Counter::DataBytes, (old.block_bytes() - BLOCK_HEADER_BYTES) as u64);
     }
 
-    fn clean_up(&self, span: Span, left: Left) {
-        if let Some(place) = left.draft {
+    fn clean_up(&self, left: Left) {
+        if let Some((span, place)) = left.draft {
             self.table.slab.give_back(span, place);
         }
         if let Some(slot) = left.retired {
@@ -233,6 +257,12 @@ impl Worker {
 }
 
 impl Table {
+    /// How a write ends whose condition does not hold of the key whose slot is `at`, or that has none.
+    pub(super) fn unmet(&self, condition: Condition, at: Option<At>) -> Option<Outcome> {
+        let version = at.map(|at| self.version_of(at.slot.place()));
+        (!condition.holds(version)).then(|| version.map_or(Outcome::NotFound, Outcome::Unmet))
+    }
+
     /// Draws the version of a write that leaves `at` behind.
     pub(super) fn written(&self, at: At) -> Written {
         let hint = IndexHint {

@@ -301,7 +301,9 @@ impl Worker {
         let _held = table.stripes.lock(hash.home());
         let home = table.index.home(hash);
         // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
-        let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else { return true };
+        let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else {
+            return true;
+        };
         let Some(new) = table.slab.take_within(candidate.span) else { return false };
         let payload = self.payload_at(at);
         let version = table.version_of(place);

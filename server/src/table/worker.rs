@@ -25,6 +25,8 @@ pub struct Worker {
     pub(super) block: Vec<u64>,
     /// Private memory for a value out of the staging area.
     pub(crate) staged: Vec<u64>,
+    /// Private memory for a value that is made of the one before.
+    pub(super) changed: Vec<u8>,
     index: Option<usize>,
 }
 
@@ -47,6 +49,7 @@ impl Worker {
             counters,
             block: Vec::new(),
             staged: Vec::new(),
+            changed: Vec::new(),
             index,
         }
     }

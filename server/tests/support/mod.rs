@@ -208,7 +208,7 @@ impl Peer {
     /// Sends a request of this session; false if the ring is full. Returns its number.
     pub(crate) fn try_send(&mut self, op: Op, key: &[u8], value: &[u8]) -> Result<u64, PushError> {
         let (seq, session) = (self.seq + 1, self.welcome.session);
-        let request = Request { seq, session, op, operand: 0, key, value: Value::Inline(value) };
+        let request = Request::new(seq, session, op, key, Value::Inline(value));
         self.end.requests.try_push(&request.parts(&request.header()))?;
         self.seq = seq;
         self.wake_server();

@@ -10,7 +10,7 @@ use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
 use kv_common::limits::OVERFLOW_CHAIN_MAX;
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, Words, bytes_of};
-use kv_common::wire::{IndexHint, Op, Refusal, Reply, Request, Status, Value};
+use kv_common::wire::{Condition, IndexHint, Op, Refusal, Reply, Request, Status, Value};
 use kv_server::table::{Table, TableConfig, Worker};
 
 pub(crate) const SESSION: u64 = 77;
@@ -68,25 +68,25 @@ impl Client {
     }
 
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
-        self.write(Op::Put, 0, key, value)
+        self.write(Op::Put, Condition::Always, key, value)
     }
 
     pub(crate) fn compare_and_set(&mut self, key: &[u8], version: u64, value: &[u8]) -> Answer {
-        self.write(Op::CompareAndSet, version, key, value)
+        self.write(Op::Put, Condition::Version(version), key, value)
     }
 
     pub(crate) fn delete(&mut self, key: &[u8]) -> Answer {
-        self.request(Op::Delete, 0, key, Value::Inline(&[]), None)
+        self.write(Op::Delete, Condition::Always, key, &[])
     }
 
     pub(crate) fn get(&mut self, key: &[u8]) -> Answer {
-        self.request(Op::Get, 0, key, Value::Inline(&[]), None)
+        self.write(Op::Get, Condition::Always, key, &[])
     }
 
     /// Inline or staged, as a client would choose.
-    fn write(&mut self, op: Op, operand: u64, key: &[u8], value: &[u8]) -> Answer {
+    pub(crate) fn write(&mut self, op: Op, condition: Condition, key: &[u8], value: &[u8]) -> Answer {
         if value.len() <= kv_common::limits::INLINE_VALUE_MAX_BYTES {
-            return self.request(op, operand, key, Value::Inline(value), None);
+            return self.request(op, condition, key, Value::Inline(value), None);
         }
         let staging = Words::zeroed(value.len().div_ceil(8) + 2);
         let mut words = vec![0u64; value.len().div_ceil(8)];
@@ -94,19 +94,19 @@ impl Client {
         staging.copy_in(1, &words);
         let hash = kv_common::hash::payload_hash(value);
         let staged = Value::Staged { offset_bytes: 8, len_bytes: value.len() as u32, hash };
-        self.request(op, operand, key, staged, Some(&staging))
+        self.request(op, condition, key, staged, Some(&staging))
     }
 
     pub(crate) fn request(
         &mut self,
         op: Op,
-        operand: u64,
+        condition: Condition,
         key: &[u8],
         value: Value<'_>,
         staging: Option<&Words>,
     ) -> Answer {
         self.seq += 1;
-        let request = Request { seq: self.seq, session: SESSION, op, operand, key, value };
+        let request = Request { condition, ..Request::new(self.seq, SESSION, op, key, value) };
         let message = request.parts(&request.header()).concat();
         self.message(&message, staging, self.seq)
     }
@@ -127,7 +127,9 @@ impl Client {
             answer.value.extend_from_slice(reply.chunk);
         });
         let answer = answer.expect("every request is answered");
-        assert!(!has_more && answer.value.len() == total_bytes, "the reply is whole");
+        let is_whole =
+            answer.value.len() == total_bytes || (answer.value.is_empty() && answer.hint.is_some());
+        assert!(!has_more && is_whole, "the reply is whole, or that of an append");
         answer
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use kv_client::{CasOutcome, Client, Error, KEY_MAX_BYTES, Options, Value};
+use kv_client::{Client, Conditional, Error, KEY_MAX_BYTES, Options, Value};
 
 use crate::live::server::{Needs, Start};
 
@@ -42,30 +42,30 @@ pub(crate) fn put_get_update_delete(start: Start) {
 pub(crate) fn compare_and_set_in_all_its_outcomes(start: Start) {
     let server = start(Needs::default());
     let mut client = server.connect();
-    assert_eq!(client.compare_and_set(b"key", 0, b"no"), Ok(CasOutcome::NotFound));
-    assert_eq!(client.compare_and_set(b"key", 1, b"no"), Ok(CasOutcome::NotFound));
+    assert_eq!(client.compare_and_set(b"key", 0, b"no"), Ok(Conditional::NotFound));
+    assert_eq!(client.compare_and_set(b"key", 1, b"no"), Ok(Conditional::NotFound));
     assert_eq!(client.get(b"key"), Ok(None));
     let first = client.put(b"key", b"one").unwrap();
     for wrong in [0, first - 1, first + 1, u64::MAX] {
-        assert_eq!(client.compare_and_set(b"key", wrong, b"no"), Ok(CasOutcome::Mismatch(first)));
+        assert_eq!(client.compare_and_set(b"key", wrong, b"no"), Ok(Conditional::Mismatch(first)));
     }
     assert_eq!(client.get(b"key"), Ok(Some(Value { bytes: b"one".to_vec(), version: first })));
     let mut version = first;
     // In place, to another size, through the staging area, and to nothing.
     for value in [&b"two"[..], &[3; 5000], &[4; 200_000], b""] {
-        let CasOutcome::Stored(new) = client.compare_and_set(b"key", version, value).unwrap() else {
+        let Conditional::Done(new) = client.compare_and_set(b"key", version, value).unwrap() else {
             panic!("nobody else writes")
         };
         assert!(new > version);
-        assert_eq!(client.compare_and_set(b"key", version, b"no"), Ok(CasOutcome::Mismatch(new)));
+        assert_eq!(client.compare_and_set(b"key", version, b"no"), Ok(Conditional::Mismatch(new)));
         assert_eq!(client.get(b"key"), Ok(Some(Value { bytes: value.to_vec(), version: new })));
         version = new;
     }
     client.delete(b"key").unwrap();
-    assert_eq!(client.compare_and_set(b"key", version, b"no"), Ok(CasOutcome::NotFound));
+    assert_eq!(client.compare_and_set(b"key", version, b"no"), Ok(Conditional::NotFound));
     // The same bytes as before are not the same version.
     let again = client.put(b"key", b"one").unwrap();
-    assert_eq!(client.compare_and_set(b"key", first, b"no"), Ok(CasOutcome::Mismatch(again)));
+    assert_eq!(client.compare_and_set(b"key", first, b"no"), Ok(Conditional::Mismatch(again)));
     assert!(again > version);
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn empty_values_are_values(start: Start) {
     assert_eq!(client.exists(b"empty"), Ok(true));
     assert_eq!(client.get(b"absent"), Ok(None));
     assert_eq!(client.multi_get(&[&b"empty"[..], b"absent"]), [Ok(Some(empty)), Ok(None)]);
-    assert!(matches!(client.compare_and_set(b"empty", version, b""), Ok(CasOutcome::Stored(_))));
+    assert!(matches!(client.compare_and_set(b"empty", version, b""), Ok(Conditional::Done(_))));
     assert_eq!(client.delete(b"empty"), Ok(true));
     assert_eq!(client.get(b"empty"), Ok(None));
 }
@@ -144,9 +144,9 @@ pub(crate) fn versions_rise(start: Start) {
         let version = match round % 3 {
             0 => client.put(&name, &vec![7; round]).unwrap(),
             1 => match client.compare_and_set(&name, last[key], b"value").unwrap() {
-                CasOutcome::Stored(version) => version,
-                CasOutcome::NotFound => continue,
-                CasOutcome::Mismatch(version) => panic!("{version} instead of {}", last[key]),
+                Conditional::Done(version) => version,
+                Conditional::NotFound => continue,
+                Conditional::Mismatch(version) => panic!("{version} instead of {}", last[key]),
             },
             _ => {
                 client.delete(&name).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kv_client::{CLIENT_OPERATIONS_MAX, CasOutcome, Client, Completion, Error, Outcome, Ticket};
+use kv_client::{CLIENT_OPERATIONS_MAX, Client, Completion, Conditional, Error, Outcome, Ticket};
 
 use crate::live::server::{Needs, Start};
 use crate::live::wait_for;
@@ -54,6 +54,55 @@ pub(crate) fn multi_get_has_a_result_per_key(start: Start) {
     assert_eq!(order, [(0, Some(vec![1])), (1, Some(vec![2, 2])), (2, None)]);
 }
 
+pub(crate) fn multi_put_and_multi_delete_have_a_result_per_key(start: Start) {
+    let server = start(Needs { memory: "128MiB", ..Needs::default() });
+    let mut client = server.connect();
+    assert_eq!(client.multi_put(&[] as &[(&[u8], &[u8])]), []);
+    assert_eq!(client.multi_delete(&[] as &[&[u8]]), []);
+    // More than are under way together; twice the same key, impossible keys and values, and large values among them.
+    let pair = |i: usize| match i % 9 {
+        3 => (Vec::new(), b"no key".to_vec()),
+        4 => (vec![b'k'; 1025], b"a key too long".to_vec()),
+        5 => (b"k".to_vec(), vec![0; (1 << 20) + 1]),
+        6 => (b"twice".to_vec(), i.to_string().into_bytes()),
+        7 => (vec![b'l', i as u8], vec![i as u8; 20_000]),
+        _ => (vec![b'k', i as u8], vec![i as u8; i]),
+    };
+    let pairs: Vec<(Vec<u8>, Vec<u8>)> = (0..200).map(pair).collect();
+    let results = client.multi_put(&pairs);
+    assert_eq!(results.len(), pairs.len());
+    let mut last = HashMap::new();
+    for (i, ((key, value), result)) in pairs.iter().zip(results).enumerate() {
+        match i % 9 {
+            3 => assert_eq!(result, Err(Error::KeyEmpty)),
+            4 => assert_eq!(result, Err(Error::KeyTooLong { found_bytes: 1025 })),
+            5 => assert!(matches!(result, Err(Error::ValueTooLarge { .. })), "{result:?}"),
+            _ => {
+                let version = result.unwrap();
+                let before = last.insert(key.clone(), (version, value));
+                assert!(before.is_none_or(|(before, _)| before < version), "in their order");
+            }
+        }
+    }
+    for (key, (version, value)) in &last {
+        let found = client.get(key).unwrap().unwrap();
+        assert_eq!((&found.bytes, found.version), (*value, *version), "{key:?}");
+    }
+    let keys: Vec<&[u8]> = pairs.iter().map(|(key, _)| &key[..]).collect();
+    let results = client.multi_delete(&keys);
+    assert_eq!(results.len(), keys.len());
+    for (key, result) in keys.iter().zip(results) {
+        match key.len() {
+            0 => assert_eq!(result, Err(Error::KeyEmpty)),
+            1025 => assert_eq!(result, Err(Error::KeyTooLong { found_bytes: 1025 })),
+            // Only the first of those that are given twice was there.
+            _ => assert_eq!(result, Ok(last.remove(*key).is_some()), "{key:?}"),
+        }
+    }
+    assert!(last.is_empty());
+    assert!(client.multi_get(&keys[..3]).iter().all(|result| *result == Ok(None)));
+}
+
 pub(crate) fn submitted_operations_complete_once(start: Start) {
     let server = start(Needs::default());
     let mut client = server.connect();
@@ -86,7 +135,7 @@ pub(crate) fn submitted_operations_complete_once(start: Start) {
         }
         outcome => assert_eq!(*outcome, Outcome::Get(Ok(None))),
     }
-    assert_eq!(outcomes[&cas], Outcome::CompareAndSet(Ok(CasOutcome::Mismatch(version))));
+    assert_eq!(outcomes[&cas], Outcome::Conditional(Ok(Conditional::Mismatch(version))));
     assert_eq!(outcomes[&delete], Outcome::Delete(Ok(true)));
     assert_eq!(outcomes[&gone], Outcome::Get(Ok(None)));
     assert_eq!(client.poll(), Ok(None));

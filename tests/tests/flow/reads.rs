@@ -4,8 +4,8 @@ use kv_client::{Client, Options, Outcome, Stats};
 
 use crate::live::server::{Live, Needs, Start};
 
-/// Keys that fill three of four slots of one index segment, which has 32,768 lines of seven slots.
-const KEYS: u64 = 32_768 * 7 * 3 / 4;
+/// As many keys as one index segment, which has 32,768 lines of seven slots, holds without a split.
+const KEYS: u64 = 32_768 * 7 * 58 / 100;
 
 /// 24 bytes, as many keys in practice have.
 fn key_of(i: u64) -> [u8; 24] {

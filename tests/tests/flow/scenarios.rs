@@ -6,12 +6,15 @@ macro_rules! scenarios {
             basics: put_get_update_delete, compare_and_set_in_all_its_outcomes, empty_values_are_values,
                 keys_have_any_bytes, keys_beyond_the_limits_are_refused, versions_rise, timeouts_have_any_length;
             sizes: values_of_every_class, values_at_the_limits_of_messages, values_beyond_the_limit_are_refused;
-            batches: multi_get_has_a_result_per_key, submitted_operations_complete_once,
+            conditions: puts_under_every_condition, deletes_under_every_condition,
+                adds_count_and_refuse_what_is_no_counter, appends_make_longer_values;
+            batches: multi_get_has_a_result_per_key, multi_put_and_multi_delete_have_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
             reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted;
             registered: values_stay_where_they_were_read, values_beyond_registered_memory_are_copied_or_refused,
                 submitted_gets_bring_their_memory_back;
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
+                adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
         }

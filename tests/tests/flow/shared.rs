@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kv_client::{CasOutcome, Value};
+use kv_client::{Conditional, Value};
 
 use crate::live::server::{Needs, Start};
 use crate::live::value_of;
@@ -47,15 +47,15 @@ pub(crate) fn increments_by_compare_and_set_are_never_lost(start: Start) {
             let found = client.get(b"counter").unwrap().unwrap();
             let next = u64::from_le_bytes(found.bytes.try_into().unwrap()) + 1;
             match client.compare_and_set(b"counter", found.version, &next.to_le_bytes()).unwrap() {
-                CasOutcome::Stored(version) => {
+                Conditional::Done(version) => {
                     assert!(version > found.version);
                     done += 1;
                 }
-                CasOutcome::Mismatch(version) => {
+                Conditional::Mismatch(version) => {
                     assert!(version > found.version);
                     lost += 1;
                 }
-                CasOutcome::NotFound => panic!("nobody deletes it"),
+                Conditional::NotFound => panic!("nobody deletes it"),
             }
         }
         lost
@@ -68,8 +68,43 @@ pub(crate) fn increments_by_compare_and_set_are_never_lost(start: Start) {
     let found = client.get(b"counter").unwrap().unwrap().bytes;
     assert_eq!(u64::from_le_bytes(found.try_into().unwrap()), THREADS * INCREMENTS);
     let counters = client.server_stat().unwrap().counters;
-    assert_eq!(counters["compare_and_sets"], THREADS * INCREMENTS + lost);
-    assert_eq!(counters["compare_and_set_mismatches"], lost);
+    assert_eq!(counters["conditional_writes"], THREADS * INCREMENTS + lost);
+    assert_eq!(counters["conditions_unmet"], lost);
+}
+
+pub(crate) fn adds_and_appends_of_many_are_never_lost(start: Start) {
+    const THREADS: i64 = 4;
+    const ROUNDS: i64 = 300;
+    // A value that grows takes a segment of each class that it goes through.
+    let server = start(Needs { memory: "256MiB", workers: 2, ..Needs::default() });
+    let together = Barrier::new(THREADS as usize);
+    let play = |thread: i64| {
+        let mut client = server.connect();
+        together.wait();
+        let mut last = None;
+        for round in 0..ROUNDS {
+            let count = client.add(b"sum", round + thread).unwrap();
+            assert!(last.is_none_or(|last| count.version > last), "versions rise");
+            last = Some(count.version);
+            client.append(b"log", format!("{thread}:{round};").as_bytes()).unwrap();
+        }
+    };
+    thread::scope(|scope| (0..THREADS).for_each(|thread| drop(scope.spawn(move || play(thread)))));
+    let mut client = server.connect();
+    let sum: i64 = (0..THREADS).map(|thread| (0..ROUNDS).map(|round| round + thread).sum::<i64>()).sum();
+    assert_eq!(client.get(b"sum").unwrap().unwrap().bytes, sum.to_string().as_bytes());
+    // All that was appended is there once, and what one client appended is in its order.
+    let log = String::from_utf8(client.get(b"log").unwrap().unwrap().bytes).unwrap();
+    let mut next = [0; THREADS as usize];
+    for entry in log.split_terminator(';') {
+        let (thread, round) = entry.split_once(':').unwrap();
+        let thread: usize = thread.parse().unwrap();
+        assert_eq!(round.parse(), Ok(next[thread]), "thread {thread}");
+        next[thread] += 1;
+    }
+    assert_eq!(next, [ROUNDS; THREADS as usize]);
+    let counters = client.server_stat().unwrap().counters;
+    assert_eq!((counters["adds"], counters["appends"]), (1200, 1200));
 }
 
 /// A value that names itself and proves that it is whole.

@@ -56,7 +56,7 @@ impl TcpPeer {
     /// A request's frame, with the next sequence number.
     pub(crate) fn request(&mut self, op: Op, key: &[u8], value: Value<'_>) -> Vec<u8> {
         self.seq += 1;
-        let request = Request { seq: self.seq, session: self.welcome.session, op, operand: 0, key, value };
+        let request = Request::new(self.seq, self.welcome.session, op, key, value);
         frame(REQUEST, &request.parts(&request.header()).concat())
     }
 

@@ -99,7 +99,7 @@ const FORGERIES: [(&str, Malformed, Forgery); 9] = [
 
 fn peer_request(peer: &Peer, value: wire::Value<'_>) -> Vec<u8> {
     let session = peer.welcome.session;
-    let request = Request { seq: 1, session, op: Op::Put, operand: 0, key: b"forged", value };
+    let request = Request::new(1, session, Op::Put, b"forged", value);
     request.parts(&request.header()).concat()
 }
 

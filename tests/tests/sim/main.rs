@@ -3,7 +3,7 @@
 //! ```text
 //! plan     draws everything from a seed
 //! world    lets tasks run, breaks, kills
-//! player   a client: its random script, and what each operation returned, told to the oracle
+//! player   a client: its random script (player/draw), and what each operation returned, told to the oracle
 //! buffers  GETs into registered memory
 //! server   a worker of the table, suspended between any two stores
 //! keys     keys that are in each other's way

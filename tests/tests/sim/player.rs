@@ -1,15 +1,16 @@
 //! A client as a task: the real client library over the fabric, doing what its random script says.
 
+mod draw;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_client::{CasOutcome, Client, Error, Options, Outcome, Refusal, Ticket, Value};
+use kv_client::{Client, Condition, Conditional, Error, Options, Outcome, Refusal, Ticket, Value};
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
-use kv_tests::oracle::{Call, OpId, Oracle, Return};
-use kv_tests::value::NAMED_BYTES_MIN;
+use kv_tests::oracle::{Call, OpId, Oracle, Return, When};
 
 use crate::buffers::Buffers;
 use crate::tasks::pause;
@@ -266,9 +267,10 @@ impl Player {
             Call::Get => unreachable!("done above"),
             Call::Put { .. } => Outcome::Put(line.client.put(&name, &bytes)),
             Call::Delete => Outcome::Delete(line.client.delete(&name)),
-            Call::CompareAndSet { expected, .. } => {
-                Outcome::CompareAndSet(line.client.compare_and_set(&name, expected, &bytes))
+            Call::PutIf { when, .. } => {
+                Outcome::Conditional(line.client.put_with(&name, &bytes, condition(when)))
             }
+            Call::DeleteIf { when } => Outcome::Conditional(line.client.delete_if(&name, condition(when))),
         };
         self.finish(op, key, outcome)
     }
@@ -320,9 +322,8 @@ impl Player {
                 Call::Get => line.client.submit_get(&name),
                 Call::Put { .. } => line.client.submit_put(&name, &bytes),
                 Call::Delete => line.client.submit_delete(&name),
-                Call::CompareAndSet { expected, .. } => {
-                    line.client.submit_compare_and_set(&name, expected, &bytes)
-                }
+                Call::PutIf { when, .. } => line.client.submit_put_with(&name, &bytes, condition(when)),
+                Call::DeleteIf { when } => line.client.submit_delete_if(&name, condition(when)),
             };
             match ticket {
                 Ok(ticket) => {
@@ -371,21 +372,22 @@ impl Player {
                 self.versions[key] = version;
                 (Return::Found { version, bytes }, None)
             }
-            Outcome::Get(Ok(None)) | Outcome::CompareAndSet(Ok(CasOutcome::NotFound)) => {
+            Outcome::Get(Ok(None)) | Outcome::Conditional(Ok(Conditional::NotFound)) => {
                 (Return::Absent, None)
             }
-            Outcome::Put(Ok(version)) | Outcome::CompareAndSet(Ok(CasOutcome::Stored(version))) => {
+            Outcome::Put(Ok(version)) | Outcome::Conditional(Ok(Conditional::Done(version))) => {
                 self.versions[key] = version;
                 (Return::Stored(version), None)
             }
-            Outcome::CompareAndSet(Ok(CasOutcome::Mismatch(version))) => (Return::Mismatch(version), None),
+            Outcome::Conditional(Ok(Conditional::Mismatch(version))) => (Return::Mismatch(version), None),
             Outcome::Delete(Ok(found)) => (Return::Deleted(found), None),
-            Outcome::Put(Err(error)) | Outcome::Delete(Err(error)) | Outcome::CompareAndSet(Err(error)) => {
+            Outcome::Put(Err(error)) | Outcome::Delete(Err(error)) | Outcome::Conditional(Err(error)) => {
                 let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
                 (if is_unknown { Return::Unknown } else { Return::NoEffect }, Some(error))
             }
             Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
             Outcome::GetInto(..) => unreachable!("a GET by now"),
+            Outcome::Add(_) | Outcome::Append(_) => unreachable!("none of these are submitted"),
             Outcome::Ping(result) => return self.survives(result),
         };
         self.end(op, back);
@@ -419,7 +421,7 @@ impl Player {
     fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
         let mut oracle = self.shared.oracle.borrow_mut();
         let op = oracle.begin(line.life, self.plan.number, key, call);
-        let has_value = matches!(call, Call::Put { .. } | Call::CompareAndSet { .. });
+        let has_value = matches!(call, Call::Put { .. } | Call::PutIf { .. });
         let bytes = if has_value { oracle.value(op) } else { Vec::new() };
         (op, bytes)
     }
@@ -433,68 +435,12 @@ impl Player {
     fn key_bytes(&self, key: usize) -> Vec<u8> {
         self.shared.oracle.borrow().keys()[key].bytes.clone()
     }
+}
 
-    /// What to do next, to which key.
-    fn draw(&mut self) -> (usize, Call) {
-        if self.plan.queue_burst_max > 0 && self.rng.below(100) >= self.plan.gets_percent {
-            return self.draw_of_queue();
-        }
-        let key = self.draw_key();
-        (key, self.draw_call(key))
-    }
-
-    fn draw_of_queue(&mut self) -> (usize, Call) {
-        let keys = self.plan.roles.len();
-        let is_at_end = self.queued == if self.is_filling { keys } else { 0 };
-        if self.burst_left == 0 || is_at_end {
-            self.is_filling = !self.is_filling;
-            let is_to_the_end = self.is_filling && !self.rng.one_in(4);
-            self.burst_left =
-                if is_to_the_end { u64::MAX } else { 1 + self.rng.below(self.plan.queue_burst_max) };
-        }
-        self.burst_left -= 1;
-        if self.is_filling {
-            let newest = (self.oldest + self.queued) % keys;
-            self.queued += 1;
-            return (newest, Call::Put { len_bytes: self.draw_len(newest) });
-        }
-        let oldest = self.oldest;
-        (self.oldest, self.queued) = ((oldest + 1) % keys, self.queued - 1);
-        (oldest, Call::Delete)
-    }
-
-    /// Some keys are asked for more often than others, and those most that somebody is writing.
-    fn draw_key(&mut self) -> usize {
-        if self.rng.below(100) < self.plan.follow_percent {
-            return self.shared.written.get();
-        }
-        let keys = self.plan.roles.len() as u64;
-        let hot_keys = self.plan.hot_keys.min(keys);
-        let bound = if hot_keys > 0 && self.rng.one_in(3) { hot_keys } else { keys };
-        self.rng.below(bound) as usize
-    }
-
-    fn draw_call(&mut self, key: usize) -> Call {
-        let role = self.plan.roles[key];
-        if role == Role::Read || self.rng.below(100) < self.plan.gets_percent {
-            return Call::Get;
-        }
-        let len_bytes = self.draw_len(key);
-        match self.rng.below(10) {
-            0 => Call::CompareAndSet { expected: self.versions[key], len_bytes },
-            n if role == Role::Any && n <= if self.shared.is_growing.get() { 1 } else { 7 } => Call::Delete,
-            _ => Call::Put { len_bytes },
-        }
-    }
-
-    /// A length that brings the block into one of the classes in use, often to its very end.
-    fn draw_len(&mut self, key: usize) -> usize {
-        let overhead = 24 + self.shared.oracle.borrow().keys()[key].bytes.len();
-        let block_bytes = self.rng.pick(&self.shared.block_bytes);
-        if self.rng.one_in(40) {
-            return self.rng.below(9) as usize;
-        }
-        let unused = self.rng.pick(&[0, 0, 1, 7, 8, 15]);
-        block_bytes.saturating_sub(overhead + unused).max(NAMED_BYTES_MIN)
+fn condition(when: When) -> Condition {
+    match when {
+        When::Absent => Condition::Absent,
+        When::Present => Condition::Present,
+        When::Version(version) => Condition::Version(version),
     }
 }

@@ -92,7 +92,7 @@ impl RdmaPeer {
     }
 
     fn request(&self, op: Op, key: &[u8], value: Value<'_>) -> Vec<u8> {
-        let request = Request { seq: 1, session: self.welcome.session, op, operand: 0, key, value };
+        let request = Request::new(1, self.welcome.session, op, key, value);
         request.parts(&request.header()).concat()
     }
 

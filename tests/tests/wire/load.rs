@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use kv_client::{CasOutcome, Client, Error, Options, Outcome, Stats, Ticket};
-use kv_tests::oracle::{Call, OpId, Return};
+use kv_client::{Client, Conditional, Error, Options, Outcome, Stats, Ticket};
+use kv_tests::oracle::{Call, OpId, Return, When};
 
 use super::world::{World, found};
 use crate::live::{Random, wait_for};
@@ -107,12 +107,12 @@ impl<'a> Player<'a> {
     fn compare_and_set(&mut self) {
         let (key, _) = self.own_key();
         let Some(&expected) = self.versions.get(&key) else { return };
-        let call = Call::CompareAndSet { expected, len_bytes: self.length() };
+        let call = Call::PutIf { when: When::Version(expected), len_bytes: self.length() };
         self.one(key, call, |client, key, value| {
             client.compare_and_set(key, expected, value).map(|outcome| match outcome {
-                CasOutcome::Stored(version) => Return::Stored(version),
-                CasOutcome::Mismatch(version) => Return::Mismatch(version),
-                CasOutcome::NotFound => Return::Absent,
+                Conditional::Done(version) => Return::Stored(version),
+                Conditional::Mismatch(version) => Return::Mismatch(version),
+                Conditional::NotFound => Return::Absent,
             })
         });
     }

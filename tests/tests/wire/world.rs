@@ -134,8 +134,8 @@ impl World {
         let mut oracle = self.oracle.lock().unwrap();
         let op = oracle.begin(life, player as u32, key, call);
         let value = match call {
-            Call::Put { .. } | Call::CompareAndSet { .. } => oracle.value(op),
-            Call::Get | Call::Delete => Vec::new(),
+            Call::Put { .. } | Call::PutIf { .. } => oracle.value(op),
+            Call::Get | Call::Delete | Call::DeleteIf { .. } => Vec::new(),
         };
         (op, oracle.keys()[key].bytes.clone(), value)
     }

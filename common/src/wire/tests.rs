@@ -1,0 +1,125 @@
+//! The bytes of messages, and messages of any bytes.
+
+use super::*;
+use proptest::prelude::*;
+
+fn message(request: &Request) -> Vec<u8> {
+    request.parts(&request.header()).concat()
+}
+
+#[test]
+fn golden_request() {
+    let value = Value::Inline(b"v");
+    let request =
+        Request { seq: 1, session: 2, op: Op::Put, condition: Condition::Version(3), key: b"k", value };
+    let golden = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x02\x06\x01\0\x01\0\0\0kv";
+    assert_eq!(message(&request), golden);
+    assert_eq!(Request::decode(golden), Ok(request));
+}
+
+#[test]
+fn refusals_name_the_reason() {
+    let put = |key: &[u8], value: &[u8]| {
+        let mut bytes = vec![0; 24];
+        bytes.extend_from_slice(&[2, 0]);
+        bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        [&bytes[..], key, value].concat()
+    };
+    let refusal = |bytes: &[u8]| Request::decode(bytes).unwrap_err().1;
+    assert_eq!(refusal(&[0; 31]), Refusal::Malformed { reason: Malformed::Short });
+    assert_eq!(refusal(&put(b"", b"v")), Refusal::KeyEmpty);
+    assert_eq!(refusal(&put(&[1; KEY_MAX_BYTES + 1], b"")), Refusal::KeyTooLong { found_bytes: 1025 });
+    assert!(Request::decode(&put(&[1; KEY_MAX_BYTES], &[])).is_ok());
+    assert!(matches!(refusal(&put(b"k", &vec![0; VALUE_MAX_BYTES + 1])), Refusal::ValueTooLarge { .. }));
+    let mut truncated = put(b"key", b"value");
+    truncated.pop();
+    assert_eq!(refusal(&truncated), Refusal::Malformed { reason: Malformed::Length });
+}
+
+fn any_condition() -> impl Strategy<Value = Condition> {
+    (0u8..4, any::<u64>()).prop_map(|(kind, operand)| Condition::decode(kind, operand))
+}
+
+#[test]
+fn conditions_hold_of_what_they_name() {
+    let holds = |condition: Condition| [None, Some(7), Some(8)].map(|version| condition.holds(version));
+    assert_eq!(holds(Condition::Always), [true, true, true]);
+    assert_eq!(holds(Condition::Absent), [true, false, false]);
+    assert_eq!(holds(Condition::Present), [false, true, true]);
+    assert_eq!(holds(Condition::Version(7)), [false, true, false]);
+}
+
+#[test]
+fn conditions_belong_to_writes_and_an_add_has_eight_bytes() {
+    let request = |op, condition, value| {
+        let request = Request { condition, ..Request::new(1, 2, op, b"key", Value::Inline(value)) };
+        Request::decode(&message(&request)).map(|_| ()).map_err(|(_, refusal)| refusal)
+    };
+    let malformed = |reason| Err(Refusal::Malformed { reason });
+    assert_eq!(request(Op::Get, Condition::Present, b""), malformed(Malformed::UnknownFlags));
+    assert_eq!(request(Op::Delete, Condition::Present, b""), Ok(()));
+    assert_eq!(request(Op::Delete, Condition::Always, b"value"), malformed(Malformed::Length));
+    assert_eq!(request(Op::Add, Condition::Always, &[0; 8]), Ok(()));
+    for value in [&[][..], &[0; 7], &[0; 9]] {
+        assert_eq!(request(Op::Add, Condition::Always, value), malformed(Malformed::Length));
+    }
+}
+
+fn any_refusal() -> impl Strategy<Value = Refusal> {
+    (16u8..28, 1u64..7, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
+}
+
+proptest! {
+    #[test]
+    fn requests_round_trip(
+        seq: u64, session: u64, condition in any_condition(), op in 1u8..6, key in proptest::collection::vec(any::<u8>(), 1..64),
+        bytes: Vec<u8>, staged: Option<(u64, u64)>,
+    ) {
+        let op = Op::ALL[op as usize];
+        let value = match (op, staged) {
+            (Op::Add, _) => Value::Inline(&[1, 2, 3, 4, 5, 6, 7, 0xff]),
+            (Op::Get | Op::Delete | Op::Ping, _) => Value::Inline(&[]),
+            (_, None) => Value::Inline(&bytes),
+            (_, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+        };
+        let condition = if op.is_write() { condition } else { Condition::Always };
+        let request = Request { condition, ..Request::new(seq, session, op, &key, value) };
+        let bytes = message(&request);
+        prop_assert_eq!(Request::decode(&bytes), Ok(request));
+        for cut in 0..bytes.len() {
+            prop_assert!(Request::decode(&bytes[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn replies_round_trip(
+        seq: u64, version: u64, refusal in any_refusal(), status in 0usize..4, chunk: Vec<u8>, has_more: bool,
+        hint: Option<(u64, u64, u64)>,
+    ) {
+        let status = [Status::Done, Status::NotFound, Status::Unmet, Status::Refused(refusal)][status];
+        let refused = matches!(status, Status::Refused(_));
+        let hint = hint.filter(|_| !refused).map(|(place_epoch, line, slot)| IndexHint {
+            place_epoch, line: LineNumber(line), slot_index: (line % 7) as u16, slot: Slot(slot),
+        });
+        let total_bytes = chunk.len() as u32 + 5;
+        let reply = Reply { seq, status, version, total_bytes, has_more, hint, chunk: &chunk };
+        let bytes = [&reply.header()[..], &chunk].concat();
+        let decoded = Reply::decode(&bytes).unwrap();
+        let expected_version = if refused { decoded.version } else { version };
+        prop_assert_eq!(decoded, Reply { version: expected_version, ..reply });
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_decoded_or_refused(bytes: Vec<u8>) {
+        let _ = Request::decode(&bytes);
+        let _ = Reply::decode(&bytes);
+    }
+
+    #[test]
+    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..7, flags in 0u8..9) {
+        (bytes[24], bytes[25]) = (op, flags);
+        bytes[26..32].copy_from_slice(&[3, 0, (op & 1) * 4, 0, 0, 0]);
+        let _ = Request::decode(&bytes);
+    }
+}
