@@ -87,6 +87,7 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         split_one_in: 0,
         grow_one_in: 1,
         grow_ends_one_in: 1,
+        keep_one_in: rng.pick(&[1, 10]),
     };
     match mood {
         Mood::Duel | Mood::Crowd => calm,

@@ -49,6 +49,9 @@ impl Totals {
         sum.keys_moved += grown.keys_moved;
         sum.inserts_waited += grown.inserts_waited;
         sum.copied_at_end += grown.copied_at_end;
+        sum.segments_reused += grown.segments_reused;
+        sum.blocks_moved += grown.blocks_moved;
+        sum.writes_waited += grown.writes_waited;
         self.unknown += other.unknown;
         self.refused += other.refused;
         self.kills += other.kills;
