@@ -27,7 +27,7 @@ use super::counters::Counters;
 use super::growth::GrowthSignal;
 use super::lookup::At;
 use super::put::Payload;
-use super::slab::Candidate;
+use super::slab::{Candidate, Emptied};
 use super::worker::grown;
 use super::{Table, Worker};
 
@@ -127,7 +127,7 @@ pub struct SpaceKeeper {
     worker: Worker,
     emptying: Option<Emptying>,
     /// Empty segments whose readers have not been told yet.
-    empty: Vec<u64>,
+    empty: Vec<Emptied>,
     quarantine: Option<Quarantine>,
 }
 
@@ -137,11 +137,13 @@ struct Emptying {
     places: Vec<Place>,
     passes: u32,
     not_before_ns: u64,
+    /// Its blocks may go to a segment that was free before.
+    may_cut: bool,
 }
 
 /// Segments that become free at a moment of the table's clock.
 struct Quarantine {
-    segments: Vec<u64>,
+    segments: Vec<Emptied>,
     until_ns: u64,
 }
 
@@ -201,9 +203,24 @@ impl SpaceKeeper {
         if candidate.used_granules() * 100 > kv_common::layout::SEGMENT_GRANULES * percent_max {
             return false;
         }
+        self.begin(candidate, false);
+        true
+    }
+
+    fn begin(&mut self, candidate: Candidate, may_cut: bool) {
         self.table().slab.close(candidate);
         let places = candidate.places().collect();
-        self.emptying = Some(Emptying { candidate, places, passes: 0, not_before_ns: 0 });
+        self.emptying = Some(Emptying { candidate, places, passes: 0, not_before_ns: 0, may_cut });
+    }
+
+    /// Begins to empty any segment of blocks, whether segments are lacking or not. False if there is none, or another is being
+    /// emptied.
+    #[cfg(feature = "adversary")]
+    pub fn empty_any(&mut self, draw: usize) -> bool {
+        let Some(candidate) = self.table().slab.any(draw).filter(|_| self.emptying.is_none()) else {
+            return false;
+        };
+        self.begin(candidate, true);
         true
     }
 
@@ -223,7 +240,7 @@ impl SpaceKeeper {
             && has_room
             && let Some(place) = emptying.places.pop()
         {
-            has_room = self.worker.move_block(place, emptying.candidate);
+            has_room = self.worker.move_block(place, emptying.candidate, emptying.may_cut);
             moved += 1;
         }
         let candidate = emptying.candidate;
@@ -267,9 +284,9 @@ impl SpaceKeeper {
 
     fn release(&mut self, quarantine: Quarantine) {
         let table = self.table();
-        for &segment in &quarantine.segments {
-            for word in segment as usize * SEGMENT_WORDS..(segment as usize + 1) * SEGMENT_WORDS {
-                table.region.store(word, 0);
+        for &Emptied { segment, used_words } in &quarantine.segments {
+            for word in 0..used_words {
+                table.region.store(segment as usize * SEGMENT_WORDS + word, 0);
             }
             table.slab.give_segment_back(segment);
         }
@@ -294,7 +311,7 @@ impl Worker {
     }
 
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
-    fn move_block(&mut self, place: Place, candidate: Candidate) -> bool {
+    fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
         let Some(key) = self.key_at(place, candidate) else { return true };
         let hash = table.view.hash(&key);
@@ -304,11 +321,13 @@ impl Worker {
         let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else {
             return true;
         };
-        let Some(new) = table.slab.take_within(candidate.span) else { return false };
+        let span = candidate.span;
+        let taken = if may_cut { table.slab.take(span) } else { table.slab.take_within(span) };
+        let Some(new) = taken else { return false };
         let payload = self.payload_at(at);
         let version = table.version_of(place);
         self.store_draft(new, &payload);
-        let moved = At { slot: Slot::new(hash.fingerprint(), candidate.span, new), ..at };
+        let moved = At { slot: Slot::new(hash.fingerprint(), span, new), ..at };
         // The same version at another place: whoever looks at the old one looks again.
         self.publish_moved(place, moved, table.twin(home, at), &payload, version);
         self.counters.add(Counter::BlocksMoved, 1);

@@ -120,6 +120,7 @@ fn server_plan(rng: &mut Rng) -> ServerPlan {
         grow_one_in: 0,
         grow_ends_one_in: 1,
         keep_one_in: rng.pick(&[1, 1, 10]),
+        empty_one_in: 0,
     }
 }
 

@@ -85,6 +85,7 @@ fn assert_rare_branches(totals: &Totals) {
         ("splits under way at the end", totals.grown.splits_at_end, 5),
         ("keys in both segments at the end", totals.grown.copied_at_end, 5),
         ("segments with another use", totals.grown.segments_reused, 1),
+        ("blocks that were moved", totals.grown.blocks_moved, 1000),
         ("writes that waited for room", totals.grown.writes_waited, 10),
         ("READs that came back after the lease", stats.leases_expired, 1),
         ("GETs answered by the server", stats.asked_server, 1000),

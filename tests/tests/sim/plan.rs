@@ -88,6 +88,7 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         grow_one_in: 1,
         grow_ends_one_in: 1,
         keep_one_in: rng.pick(&[1, 10]),
+        empty_one_in: if matches!(mood, Mood::Storm | Mood::Boom) { rng.pick(&[0, 0, 500]) } else { 0 },
     };
     match mood {
         Mood::Duel | Mood::Crowd => calm,

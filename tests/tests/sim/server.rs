@@ -144,6 +144,8 @@ pub(crate) struct ServerPlan {
     pub(crate) grow_ends_one_in: u64,
     /// Between two requests segments are emptied and made free once in so many, if there are too few.
     pub(crate) keep_one_in: u64,
+    /// Once in so many a segment is emptied for no reason but chance.
+    pub(crate) empty_one_in: u64,
 }
 
 /// A server: a table and the task that serves it.
@@ -335,6 +337,9 @@ fn serve(
             worker.idle();
         }
         grower.turn(rng, on_write);
+        if rng.one_in(grower.plan.empty_one_in) {
+            keeper.empty_any(rng.below(1 << 20) as usize);
+        }
         if rng.one_in(grower.plan.keep_one_in)
             && let Keeping::WaitNs(wait_ns) = keeper.step()
             && rng.one_in(PASS_ONE_IN)
