@@ -17,6 +17,7 @@ macro_rules! scenarios {
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
+            space: deleted_values_make_room_for_other_sizes;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {
