@@ -35,8 +35,10 @@ use super::{Table, Worker};
 const DRIFT_PART: u64 = 8;
 /// Of so many segments one is to be free.
 const FREE_SHARE: u64 = 64;
-/// Of so many segments at most one is made free at once, when there is none.
-const BATCH_SHARE: u64 = 8;
+/// When there is none, one of so many is to be, ...
+const BATCH_SHARE: u64 = 4;
+/// ... and so many at least: a batch takes the time of a lease, whatever is in it.
+const BATCH_MIN: u64 = 4;
 /// A segment is emptied early if so many percent of it are in use at most, ...
 const EARLY_PERCENT_MAX: u64 = 50;
 /// ... and when there is none left, if so many are.
@@ -117,8 +119,9 @@ impl Table {
         let all = (self.region.len_words() / SEGMENT_WORDS) as u64;
         let [asked, refused, served] = [&self.space.asked, &self.space.refused, &self.space.served]
             .map(|count| count.load(Ordering::Relaxed));
-        let share = if asked > refused.max(served) { BATCH_SHARE } else { FREE_SHARE };
-        (all / share).max(1).saturating_sub(self.free_segments() + self.quarantined_segments())
+        let is_wanted = asked > refused.max(served);
+        let wanted = if is_wanted { (all / BATCH_SHARE).max(BATCH_MIN) } else { (all / FREE_SHARE).max(1) };
+        wanted.saturating_sub(self.free_segments() + self.quarantined_segments())
     }
 }
 
