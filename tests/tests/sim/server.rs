@@ -33,6 +33,8 @@ enum Stores {
 
 /// Stores that nobody looks at, of which one in so many is a step: time goes by, and little of it.
 const DULL_STORES_PER_STEP: u32 = 256;
+/// Turns between the wish for a split and its begin, at most: readers come to be on their way across it.
+const TURNS_BEFORE_SPLIT_MAX: u64 = 1000;
 /// Segments that splits leave for blocks.
 const FREE_SEGMENTS_MIN: u64 = 5;
 
@@ -184,7 +186,13 @@ impl Server {
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
-            let grower = Grower { table: made.clone(), keys, plan, at_stake: RefCell::default() };
+            let grower = Grower {
+                table: made.clone(),
+                keys,
+                plan,
+                at_stake: RefCell::default(),
+                held_turns: Cell::default(),
+            };
             serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
@@ -241,6 +249,8 @@ struct Grower {
     plan: ServerPlan,
     /// A key whose segment is being split.
     at_stake: RefCell<Vec<u8>>,
+    /// Turns until splits go on.
+    held_turns: Cell<u64>,
 }
 
 impl Grower {
@@ -251,9 +261,13 @@ impl Grower {
             let (key, hash) = &keys.all[rng.below(keys.all.len() as u64) as usize];
             if self.table.want_split(view.home(*hash).segment()) {
                 self.at_stake.replace(key.clone());
+                self.held_turns.set(rng.below(TURNS_BEFORE_SPLIT_MAX));
+                on_write(key);
             }
         }
-        if !rng.one_in(self.plan.grow_one_in) {
+        let held_turns = self.held_turns.get();
+        self.held_turns.set(held_turns.saturating_sub(1));
+        if held_turns > 0 || !rng.one_in(self.plan.grow_one_in) {
             return;
         }
         // Others may have their turn before and after any home of which there are keys.
