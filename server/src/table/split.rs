@@ -153,7 +153,9 @@ impl Table {
                 }
             }
         }
-        counters.add(Counter::KeysMoved, copied);
+        if copied > 0 {
+            counters.add(Counter::KeysMoved, copied);
+        }
     }
 
     /// True if the key of a slot has this home and belongs to the target.

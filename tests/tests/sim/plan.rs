@@ -24,14 +24,16 @@ use crate::server::ServerPlan;
 /// many for blocks as there are classes in use.
 const SEGMENTS: usize = 10;
 /// ... and of one whose index grows.
-pub(crate) const SEGMENTS_MAX: usize = 24;
+pub(crate) const SEGMENTS_MAX: usize = 48;
 
 /// Everything about one seed.
 pub(crate) struct Plan {
     pub(crate) weather: Weather,
     pub(crate) server_plan: ServerPlan,
-    /// Once in so many of its turns the server loses the processor for long.
+    /// Once in so many of its turns the server loses the processor for long, ...
     pub(crate) preempt_one_in: u64,
+    /// ... and once in so many of those that end at a store which a READ has waited for.
+    pub(crate) stand_one_in: u64,
     /// Then one in so many sleepers wakes.
     pub(crate) wake_one_in: u64,
     /// Once in so many turns a connection breaks, or the server is killed.
@@ -54,7 +56,7 @@ enum Mood {
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom]);
+        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom]);
         let mood = if std::env::var("KV_SIM_BOOM").is_ok() { Mood::Boom } else { mood };
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
@@ -67,6 +69,8 @@ impl Plan {
                 Mood::Crowd => 0,
                 Mood::Boom => rng.pick(&[0, 100]),
             },
+            // Whoever waits for a whole split is not to be sent away at its first store.
+            stand_one_in: if mood == Mood::Boom { rng.pick(&[0, 0, 2]) } else { 2 },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
             kill_one_in: if is_storm { rng.pick(&[0, 0, 40_000]) } else { 0 },
@@ -119,6 +123,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         outage_one_in: 0,
         quick_percent: 90,
         ambush_percent: 20,
+        gap_ambush_one_in: 0,
         read_late_steps_max: 400,
         read_gap_steps_max: 2000,
         late_steps_max: 0,
@@ -137,6 +142,8 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         Mood::Boom => Weather {
             switch_one_in: rng.pick(&[1, 4, 16]),
             quick_percent: rng.pick(&[0, 30, 80]),
+            ambush_percent: rng.pick(&[20, 60]),
+            gap_ambush_one_in: 1,
             read_late_steps_max: rng.pick(&[30, 400]),
             read_gap_steps_max: rng.pick(&[2000, 10_000]),
             late_steps_max: rng.pick(&[0, 20]),
@@ -148,6 +155,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             outage_one_in: rng.pick(&[0, 0, 30_000, 200_000]),
             quick_percent: rng.pick(&[0, 0, 50, 95]),
             ambush_percent: rng.pick(&[0, 5, 20]),
+            gap_ambush_one_in: 0,
             read_late_steps_max: 400,
             read_gap_steps_max: 2000,
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
@@ -169,7 +177,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         Mood::Storm => rng.pick(&[4, 10, 30]),
         Mood::Duel => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
-        Mood::Boom => rng.pick(&[30, 60, 120]),
+        Mood::Boom => rng.pick(&[8, 20, 60]),
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
@@ -276,7 +284,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
-            Mood::Boom => rng.pick(&[0, 40, 80]),
+            Mood::Boom => rng.pick(&[0, 80, 90]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },

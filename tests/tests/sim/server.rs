@@ -35,6 +35,8 @@ enum Stores {
 const DULL_STORES_PER_STEP: u32 = 256;
 /// Once in so many turns in which a segment only waits for its lease to end, that time is over.
 const PASS_ONE_IN: u64 = 200;
+/// Turns between the wish for a split and its begin, at most: readers come to be on their way across it.
+const TURNS_BEFORE_SPLIT_MAX: u64 = 1000;
 /// Segments that splits leave for blocks.
 const FREE_SEGMENTS_MIN: u64 = 5;
 
@@ -191,7 +193,13 @@ impl Server {
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
             let keeper = SpaceKeeper::new(&made);
-            let grower = Grower { table: made.clone(), keys, plan, at_stake: RefCell::default() };
+            let grower = Grower {
+                table: made.clone(),
+                keys,
+                plan,
+                at_stake: RefCell::default(),
+                held_turns: Cell::default(),
+            };
             serve(&fabric, Worker::new(&made, 0), keeper, &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
@@ -253,6 +261,8 @@ struct Grower {
     plan: ServerPlan,
     /// A key whose segment is being split.
     at_stake: RefCell<Vec<u8>>,
+    /// Turns until splits go on.
+    held_turns: Cell<u64>,
 }
 
 impl Grower {
@@ -263,9 +273,13 @@ impl Grower {
             let (key, hash) = &keys.all[rng.below(keys.all.len() as u64) as usize];
             if self.table.want_split(view.home(*hash).segment()) {
                 self.at_stake.replace(key.clone());
+                self.held_turns.set(rng.below(TURNS_BEFORE_SPLIT_MAX));
+                on_write(key);
             }
         }
-        if !rng.one_in(self.plan.grow_one_in) {
+        let held_turns = self.held_turns.get();
+        self.held_turns.set(held_turns.saturating_sub(1));
+        if held_turns > 0 || !rng.one_in(self.plan.grow_one_in) {
             return;
         }
         // Others may have their turn before and after any home of which there are keys.

@@ -71,8 +71,10 @@ struct World<'a> {
     favourite_gets: u64,
     actors: Vec<Actor>,
     players: Vec<PlayerPlan>,
-    /// Once in so many of its turns the server loses the processor for long.
+    /// Once in so many of its turns the server loses the processor for long, or of those that end at a store which a READ
+    /// has waited for.
     preempt_one_in: u64,
+    stand_one_in: u64,
     /// Then one in so many sleepers wakes.
     wake_one_in: u64,
     break_one_in: u64,
@@ -87,6 +89,7 @@ impl<'a> World<'a> {
             weather,
             server_plan,
             preempt_one_in,
+            stand_one_in,
             wake_one_in,
             break_one_in,
             kill_one_in,
@@ -132,6 +135,7 @@ impl<'a> World<'a> {
             actors: Vec::new(),
             players,
             preempt_one_in,
+            stand_one_in,
             wake_one_in,
             break_one_in,
             kill_one_in,
@@ -238,7 +242,7 @@ impl<'a> World<'a> {
             Some(server) => {
                 self.fabric.go_on();
                 server.run();
-                let is_ambushed = self.fabric.take_ambushed() && self.rng.one_in(2);
+                let is_ambushed = self.fabric.take_ambushed() && self.rng.one_in(self.stand_one_in);
                 if is_ambushed || self.rng.one_in(self.preempt_one_in) {
                     let (gets, steps) = (self.rng.pick(&[2, 6, 12]), self.rng.pick(&[60, 500, 2000]));
                     self.server_sleeps_until = now + self.rng.below(steps);

@@ -34,6 +34,8 @@ pub struct Weather {
     pub outage_one_in: u64,
     /// Of 100 READs of patient clients so many wait until some of their words were stored to, and are served right after that.
     pub ambush_percent: u64,
+    /// One in so many of these waits when some of its words were fetched, and gets the others afterwards.
+    pub gap_ambush_one_in: u64,
     /// Of 100 READs so many are served in one step, soon.
     pub quick_percent: u64,
     /// Steps until the first word of another READ is fetched, at most.

@@ -76,6 +76,8 @@ pub(super) struct Read {
     /// Times that the network may still lose a part of the answer.
     retransmissions: u32,
     ambush: Option<Ambush>,
+    /// Stores that it waits for in the longest gap, and until which step at most.
+    gap_ambush: Option<(Ambush, u64)>,
     pub(super) due_step: u64,
     /// A word of it was stored between post and completion.
     pub(super) is_raced: bool,
@@ -119,16 +121,21 @@ impl Read {
             long_gap,
             retransmissions,
             ambush: None,
+            gap_ambush: None,
             due_step,
             is_raced: false,
             was_retransmitted: false,
         }
     }
 
-    /// It waits for stores to its words before anything of it is fetched.
-    pub(super) fn wait_for_stores(&mut self, rng: &mut Rng, step: u64) {
+    /// It waits for stores to its words before anything of it is fetched; or, `in_gap`, between two of its words.
+    pub(super) fn wait_for_stores(&mut self, rng: &mut Rng, step: u64, in_gap: bool) {
         let (ambush, until_step) = Ambush::draw(rng, step);
-        (self.ambush, self.due_step) = (Some(ambush), until_step);
+        if in_gap {
+            self.gap_ambush = Some((ambush, until_step));
+        } else {
+            (self.ambush, self.due_step) = (Some(ambush), until_step);
+        }
     }
 
     /// A store to `word` comes next, in step `step`. True if the READ has waited for that, and goes on right after it.
@@ -165,6 +172,11 @@ impl Read {
         }
         self.due_step = step + self.gap_steps + if end == self.long_gap.0 { self.long_gap.1 } else { 0 };
         self.ranks.start = end;
+        if end == self.long_gap.0
+            && let Some((ambush, until_step)) = self.gap_ambush.take()
+        {
+            (self.ambush, self.due_step) = (Some(ambush), until_step.max(self.due_step));
+        }
         if !self.ranks.is_empty() {
             return false;
         }
