@@ -8,8 +8,9 @@ pub const KEY_MAX_BYTES: usize = 1024;
 /// Bytes of the largest value.
 pub const VALUE_MAX_BYTES: usize = 1 << 20;
 
-/// Bytes of the largest block: header, key, value.
-pub const BLOCK_MAX_BYTES: usize = layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES;
+/// Bytes of the largest block: header, key, value, expiry.
+pub const BLOCK_MAX_BYTES: usize =
+    layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + layout::EXPIRY_BYTES;
 
 /// The smallest region: superblock, directory, one index segment, and five for values.
 pub const REGION_MIN_BYTES: u64 = 8 * layout::SEGMENT_BYTES;

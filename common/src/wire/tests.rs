@@ -10,8 +10,7 @@ fn message(request: &Request) -> Vec<u8> {
 #[test]
 fn golden_request() {
     let value = Value::Inline(b"v");
-    let request =
-        Request { seq: 1, session: 2, op: Op::Put, condition: Condition::Version(3), key: b"k", value };
+    let request = Request { condition: Condition::Version(3), ..Request::new(1, 2, Op::Put, b"k", value) };
     let golden = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x02\x06\x01\0\x01\0\0\0kv";
     assert_eq!(message(&request), golden);
     assert_eq!(Request::decode(golden), Ok(request));
@@ -73,18 +72,19 @@ fn any_refusal() -> impl Strategy<Value = Refusal> {
 proptest! {
     #[test]
     fn requests_round_trip(
-        seq: u64, session: u64, condition in any_condition(), op in 1u8..6, key in proptest::collection::vec(any::<u8>(), 1..64),
+        seq: u64, session: u64, condition in any_condition(), ttl_ns: Option<u64>, op in 1u8..9, key in proptest::collection::vec(any::<u8>(), 1..64),
         bytes: Vec<u8>, staged: Option<(u64, u64)>,
     ) {
         let op = Op::ALL[op as usize];
         let value = match (op, staged) {
             (Op::Add, _) => Value::Inline(&[1, 2, 3, 4, 5, 6, 7, 0xff]),
-            (Op::Get | Op::Delete | Op::Ping, _) => Value::Inline(&[]),
-            (_, None) => Value::Inline(&bytes),
-            (_, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+            (Op::Put | Op::Append, None) => Value::Inline(&bytes),
+            (Op::Put | Op::Append, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+            _ => Value::Inline(&[]),
         };
         let condition = if op.is_write() { condition } else { Condition::Always };
-        let request = Request { condition, ..Request::new(seq, session, op, &key, value) };
+        let ttl_ns = ttl_ns.filter(|_| op.takes_ttl());
+        let request = Request { condition, ttl_ns, ..Request::new(seq, session, op, &key, value) };
         let bytes = message(&request);
         prop_assert_eq!(Request::decode(&bytes), Ok(request));
         for cut in 0..bytes.len() {
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..7, flags in 0u8..9) {
+    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..10, flags in 0u8..17) {
         (bytes[24], bytes[25]) = (op, flags);
         bytes[26..32].copy_from_slice(&[3, 0, (op & 1) * 4, 0, 0, 0]);
         let _ = Request::decode(&bytes);

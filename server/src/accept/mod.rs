@@ -21,7 +21,6 @@ use kv_common::transport::handshake::HelloError;
 use kv_common::transport::{shm, tcp};
 use tracing::{debug, warn};
 
-use crate::clock::wall_clock_ns;
 use crate::link::Link;
 use crate::peer::Peer;
 use crate::poller::Poller;
@@ -149,7 +148,7 @@ impl Acceptor {
     }
 
     fn set_clock(&self) {
-        self.table.set_clock(wall_clock_ns());
+        self.table.publish_clock();
     }
 
     fn accept_some(&mut self, listener: u64) {

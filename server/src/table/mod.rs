@@ -10,6 +10,7 @@
 //! | `modify` | add and append, whose value is made of the one before |
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
+//! | `expiry` | keys whose time ends: judged, asked about, removed in the background |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
 //! | `overflow` | overflow lines, by index segment |
@@ -36,6 +37,7 @@
 mod check;
 mod counters;
 mod delete;
+mod expiry;
 mod findings;
 mod format;
 mod get;
@@ -67,6 +69,7 @@ pub(crate) use modify::Change;
 pub(crate) use put::{Outcome, Written};
 pub(crate) use staged::value_bytes;
 
+use expiry::Expiry;
 use overflow::OverflowLines;
 use slab::Slab;
 use stripes::Stripes;
@@ -77,6 +80,7 @@ pub struct Table {
     region: Words,
     /// Identity and directory, as readers see them.
     view: TableView,
+    expiry: Expiry,
     stripes: Stripes,
     versions: Versions,
     /// Shared with the closures that give blocks back, which may outlive the table.
@@ -94,9 +98,9 @@ impl Table {
         &self.region
     }
 
-    /// Publishes the server's wall clock, ns since 1970. One thread calls this, a few times per second.
-    pub fn set_clock(&self, now_ns: u64) {
-        self.region.store(superblock::CLOCK_NS, now_ns);
+    /// Publishes the server's clock for readers who judge expiries. One thread calls this, every few milliseconds.
+    pub fn publish_clock(&self) {
+        self.region.store(superblock::CLOCK_NS, self.now_ns());
     }
 
     /// Segments that hold index lines.

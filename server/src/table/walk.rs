@@ -5,8 +5,8 @@
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, COUNTER_NAMES, Counter, HOME_LINES, HOMES, Header, LINE_SLOTS, Lengths, LineNumber,
-    Place, SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock,
+    COUNTER_NAMES, Counter, HOME_LINES, HOMES, Header, LINE_SLOTS, Lengths, LineNumber, Place,
+    SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock,
     superblock_segments,
 };
 use kv_common::limits::{OVERFLOW_CHAIN_MAX, WORKERS_MAX};
@@ -249,12 +249,13 @@ impl Walker<'_> {
         self.region.copy_out(place.word(), &mut self.block);
         let key = block::key_of(&self.block).filter(|key| !key.is_empty()).ok_or(SlotFault::Damaged)?;
         let version = match block::judge(&self.block, key, place, self.view.table_id) {
-            Verdict::Found { version, .. } => version,
+            Verdict::Found { version, .. } | Verdict::Expiring { version, .. } => version,
             Verdict::NotLive => return Err(SlotFault::NotLive),
             Verdict::OtherKey | Verdict::Torn => return Err(SlotFault::Damaged),
         };
-        let block_bytes = Lengths::decode(self.block[2]).block_bytes();
-        self.walk.report.data_bytes += (block_bytes - BLOCK_HEADER_BYTES) as u64;
+        let lengths = Lengths::decode(self.block[2]);
+        let block_bytes = lengths.block_bytes();
+        self.walk.report.data_bytes += lengths.data_bytes() as u64;
         if Span::of_bytes(block_bytes) != span {
             return Err(SlotFault::Span { block_bytes });
         }

@@ -1,6 +1,7 @@
 //! What the tests of the table share: a table in memory, and requests through the same bytes that a client would send.
 #![allow(dead_code, reason = "each test file uses its part of it")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use kv_common::block::{self, Verdict};
@@ -14,6 +15,20 @@ use kv_server::table::{Table, TableConfig, Worker};
 
 pub(crate) const SESSION: u64 = 77;
 
+thread_local! {
+    static CLOCK_NS: Cell<u64> = const { Cell::new(1_700_000_000_000_000_000) };
+}
+
+/// The server's clock of tables that this thread works with: it stands until somebody moves it on.
+pub(crate) fn clock_ns() -> u64 {
+    CLOCK_NS.get()
+}
+
+/// Moves the clock on.
+pub(crate) fn pass(ns: u64) {
+    CLOCK_NS.set(CLOCK_NS.get() + ns);
+}
+
 pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     TableConfig {
         workers,
@@ -23,7 +38,7 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
         hash_seed: 0x5eed,
         incarnation: 1,
         first_version: 1,
-        now_ns: 1_700_000_000_000_000_000,
+        clock_ns,
     }
 }
 
