@@ -56,11 +56,13 @@ pub enum Mutant {
     ForgetTombstone,
     /// An overflow line is unlinked from the middle of a chain.
     UnlinkMiddleOverflow,
+    /// The reader does not look at the clock when it finds a value whose time ends.
+    IgnoreExpiry,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 17] = [
+    pub const ALL: [Mutant; 18] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -78,6 +80,7 @@ impl Mutant {
         Mutant::LiveBeforeSlot,
         Mutant::ForgetTombstone,
         Mutant::UnlinkMiddleOverflow,
+        Mutant::IgnoreExpiry,
     ];
 }
 

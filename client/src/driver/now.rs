@@ -164,6 +164,13 @@ impl<T: Transport> Driver<T> {
                     self.count_get(Some(true));
                     return Ok(GetNow::Found { version, value });
                 }
+                Action::FoundExpiring { version, value, expires_ns } => {
+                    let is_expired = self.is_expired(expires_ns)?;
+                    // One that asks is counted when it has its answer.
+                    let Some(is_expired) = is_expired else { return Ok(GetNow::Ask) };
+                    self.count_get(Some(!is_expired));
+                    return Ok(if is_expired { GetNow::Absent } else { GetNow::Found { version, value } });
+                }
                 Action::Absent => {
                     self.count_get(Some(false));
                     return Ok(GetNow::Absent);

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
 use kv_common::layout::superblock;
 use kv_common::probe::TableView;
@@ -19,8 +20,8 @@ use crate::op::{GetState, Kind, Outcome, SendState, Version};
 const REFRESH_TOKEN: u64 = u64::MAX;
 pub(super) const BLOCKING_TOKEN: u64 = u64::MAX - 1;
 
-/// Words of the guard line: owner, place epoch, directory depth, LEASE.
-const GUARD_WORDS: usize = 8;
+/// Words of the guard line (owner, place epoch, directory depth, LEASE), and the server's clock behind it.
+const GUARD_WORDS: usize = superblock::CLOCK_NS - superblock::OWNER + 1;
 
 /// The directory or the lease is being read anew.
 #[derive(Debug)]
@@ -88,6 +89,21 @@ impl<T: Transport> Driver<T> {
                 Action::Absent => {
                     let outcome = self.ops[key].absent();
                     self.end(key, outcome);
+                    break;
+                }
+                Action::FoundExpiring { version, value, expires_ns } => {
+                    match self.is_expired(expires_ns) {
+                        Err(_) => return,
+                        Ok(None) => self.ask(key),
+                        Ok(Some(true)) => {
+                            let outcome = self.ops[key].absent();
+                            self.end(key, outcome);
+                        }
+                        Ok(Some(false)) => {
+                            let outcome = self.found(key, landed.as_ref(), value, version);
+                            self.end(key, outcome);
+                        }
+                    }
                     break;
                 }
                 Action::RefreshDirectory => {
@@ -161,6 +177,23 @@ impl<T: Transport> Driver<T> {
             buffer.put_back(memory);
         }
         true
+    }
+
+    /// Whether a time has come by the server's clock; `None` if that is not known well enough.
+    pub(super) fn is_expired(&mut self, expires_ns: u64) -> Result<Option<bool>, Error> {
+        if mutant(Mutant::IgnoreExpiry) {
+            return Ok(Some(false));
+        }
+        if self.transport.reads_are_loads() {
+            let posted_ns = self.transport.now_ns();
+            let mut word = [0];
+            match self.transport.read_now(superblock::CLOCK_NS, &mut word) {
+                Ok(_) => self.clock.note(word[0], posted_ns, self.transport.now_ns()),
+                Err(broken) => return Err(self.broke(broken)),
+            }
+        }
+        let now_ns = self.clock.at(self.transport.now_ns());
+        Ok(now_ns.map(|now_ns| expires_ns <= now_ns))
     }
 
     /// Has the server answer a GET: the answer of last resort.
@@ -286,6 +319,8 @@ impl<T: Transport> Driver<T> {
         match refresh.phase {
             RefreshPhase::Guard { posted_ns } => {
                 self.lease = Some((words[superblock::PLACE_EPOCH - superblock::OWNER], posted_ns));
+                let now_ns = self.transport.now_ns();
+                self.clock.note(words[superblock::CLOCK_NS - superblock::OWNER], posted_ns, now_ns);
                 let depth = TableView::check_depth(words[superblock::DIRECTORY_DEPTH - superblock::OWNER]);
                 match (depth, refresh.wants_directory) {
                     (Ok(depth), true) => {

@@ -387,7 +387,9 @@ impl Player {
             }
             Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
             Outcome::GetInto(..) => unreachable!("a GET by now"),
-            Outcome::Add(_) | Outcome::Append(_) => unreachable!("none of these are submitted"),
+            Outcome::Add(_) | Outcome::Append(_) | Outcome::Ttl(_) => {
+                unreachable!("none of these are submitted")
+            }
             Outcome::Ping(result) => return self.survives(result),
         };
         self.end(op, back);

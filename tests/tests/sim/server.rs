@@ -113,7 +113,7 @@ impl Server {
             hash_seed: plan.hash_seed,
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
-            now_ns: 1,
+            clock_ns: || 1,
         };
         let (words, mode, fabric) = (memory.words.clone(), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));

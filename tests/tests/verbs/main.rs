@@ -12,6 +12,8 @@ mod basics;
 mod batches;
 #[path = "../flow/conditions.rs"]
 mod conditions;
+#[path = "../flow/expiry.rs"]
+mod expiry;
 #[path = "../flow/full.rs"]
 #[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod full;
