@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_millis(300);
 const LATE: Duration = Duration::from_secs(3600);
 
 pub(crate) fn keys_end_and_count_as_absent(start: Start) {
-    let server = start(Needs::default());
+    let server = start(Needs { memory: "128MiB", ..Needs::default() });
     let mut client = server.connect();
     let mut other = server.connect();
     let names: Vec<Vec<u8>> = (0..200_u8).map(|i| vec![b'k', i]).collect();
