@@ -21,24 +21,11 @@ say "building in release"
 cargo build --release --quiet -p kv-server -p kv-client -p kv-bench
 bin=${CARGO_TARGET_DIR:-target}/release
 
-work=$(mktemp -d)
-server_pid=
-clean_up() {
-    if [ -n "$server_pid" ] && kill -0 "$server_pid" 2>/dev/null; then
-        kill -CONT "$server_pid" 2>/dev/null || true
-        kill -TERM "$server_pid" 2>/dev/null || true
-        wait "$server_pid" 2>/dev/null || true
-    fi
-    rm -rf "$work"
-}
-trap clean_up EXIT
-
+# shellcheck source-path=SCRIPTDIR source=server.sh
+. scripts/server.sh
 export KV_URL="kv+shm://$work/kv.sock"
 say "starting kv-server"
-mkfifo "$work/ready"
-"$bin/kv-server" --memory 1GiB --listen none --socket "$work/kv.sock" >"$work/ready" &
-server_pid=$!
-read -r ready <"$work/ready" || die "kv-server did not start"
+start_server "$bin/kv-server" --memory 1GiB --listen none
 echo "$ready"
 
 say "storing the files under $files"

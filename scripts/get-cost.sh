@@ -9,18 +9,10 @@ need_rust
 need valgrind valgrind "callgrind counts instructions"
 cargo build --release --quiet -p kv-server -p kv-bench --bin kv-server --example get_cost
 bin=${CARGO_TARGET_DIR:-target}/release
-work=$(mktemp -d)
-server_pid=
-clean_up() {
-    [ -z "$server_pid" ] || { kill -TERM "$server_pid" && wait "$server_pid"; } 2>/dev/null || true
-    rm -rf "$work"
-}
-trap clean_up EXIT
+# shellcheck source-path=SCRIPTDIR source=server.sh
+. scripts/server.sh
 export KV_URL="kv+shm://$work/kv.sock"
-mkfifo "$work/ready"
-"$bin/kv-server" --memory 64MiB --listen none --socket "$work/kv.sock" --hugepages off --log-level error >"$work/ready" &
-server_pid=$!
-read -r _ <"$work/ready"
+start_server "$bin/kv-server" --memory 64MiB --listen none --hugepages off --log-level error
 
 gets=16000
 for value_bytes in 64 1024; do

@@ -4,7 +4,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `args`, `plan` | the command line, and what it means |
+//! | `args`, `plan`, `range` | the command line, what it means, and within which bounds |
 //! | `workload` | which operations there are: keys, popularity, mixes, traces |
 //! | `value`, `oracle` | values that prove themselves, and what a read may return |
 //! | `store` | the seam to what is measured |
@@ -20,6 +20,7 @@ pub mod commands;
 pub mod compare;
 pub mod oracle;
 pub mod plan;
+pub mod range;
 pub mod raw;
 pub mod report;
 pub mod rng;

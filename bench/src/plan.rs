@@ -10,6 +10,7 @@ use crate::args::{CompareArgs, DriveArgs, LoadArgs, RecordArgs, RunArgs};
 use crate::compare::ComparePlan;
 use crate::compare::rounds::Contest;
 use crate::oracle::UpdateMode;
+use crate::range::{OutOfRange, in_range};
 use crate::runner::{Length, RunPlan, Verify};
 use crate::value::Shape;
 use crate::workload::keys::{KEY_BYTES_MAX, KeyFormat};
@@ -42,17 +43,8 @@ const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum UsageError {
     /// A number out of its range.
-    #[error("{flag} is {found}; it must be {from} to {to}")]
-    Range {
-        /// The flag.
-        flag: &'static str,
-        /// What was given.
-        found: u64,
-        /// Smallest.
-        from: u64,
-        /// Largest.
-        to: u64,
-    },
+    #[error(transparent)]
+    Range(#[from] OutOfRange),
     /// Workload e.
     #[error(
         "workload e scans ranges of neighbouring keys, and a hash table has no order of keys: the neighbours of a key \
@@ -71,10 +63,6 @@ pub enum UsageError {
     /// A URL of no known kind.
     #[error("cannot use {0:?}: {1}; or use mem:dashmap or mem:null")]
     Url(String, EndpointError),
-}
-
-fn in_range(flag: &'static str, found: u64, from: u64, to: u64) -> Result<u64, UsageError> {
-    if (from..=to).contains(&found) { Ok(found) } else { Err(UsageError::Range { flag, found, from, to }) }
 }
 
 fn size(flag: &'static str, found: u64, from: u64, to: u64) -> Result<usize, UsageError> {
@@ -331,10 +319,10 @@ mod tests {
             "--fieldlength 900KiB",
         ] {
             let found = run(&format!("--workload c {bad}"));
-            assert!(matches!(found, Err(UsageError::Range { .. })), "{bad}: {found:?}");
+            assert!(matches!(found, Err(UsageError::Range(_))), "{bad}: {found:?}");
         }
         for bad in ["--rounds 6", "--slice 10", "--slice 1M"] {
-            assert!(matches!(compare(bad), Err(UsageError::Range { .. })), "{bad}");
+            assert!(matches!(compare(bad), Err(UsageError::Range(_))), "{bad}");
         }
     }
 

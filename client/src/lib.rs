@@ -174,7 +174,7 @@ impl Client {
     }
 
     /// Replaces the contents of `buffer` by the value of `key`; leaves it empty and returns `None` if the key is
-    /// absent. Saves the allocation of [`Client::get`].
+    /// absent. Saves the allocation of [`Client::get`]; [`Client::get_into`] saves the copy as well.
     ///
     /// # Errors
     /// As [`Client::get`]; `buffer` is empty then.

@@ -248,7 +248,7 @@ impl Op {
     }
 
     /// The user's memory for the value, if it has any.
-    pub(crate) fn into_mut(&mut self) -> Option<&mut Registered> {
+    pub(crate) fn registered(&mut self) -> Option<&mut Registered> {
         match &mut self.kind {
             Kind::Get { into, .. } => into.as_mut(),
             _ => None,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_common::layout::{BLOCK_HEADER_BYTES, Span};
-use kv_common::region::{bytes_of, bytes_of_mut};
+use kv_common::region::{WORD_BYTES, bytes_of, bytes_of_mut};
 use kv_common::transport::UserMemory;
 
 use crate::driver::{GetNow, InRoom};
@@ -64,9 +64,10 @@ impl Registered {
     /// With room for the blocks of values of `value_bytes`, whatever their keys.
     fn new(value_bytes: usize) -> Result<Registered, Error> {
         let block_bytes = BLOCK_HEADER_BYTES + KEY_MAX_BYTES + value_bytes;
-        let room_bytes = UserMemory::round_up(Span::of_bytes(block_bytes).bytes() as usize);
+        let room_bytes = Span::of_bytes(block_bytes).bytes() as usize;
         let mut new = Registered { memory: None, room_bytes, found: None };
-        new.memory()?;
+        // Whole pages.
+        new.room_bytes = new.memory()?.words().len() * WORD_BYTES;
         Ok(new)
     }
 

@@ -88,12 +88,13 @@ macro_rules! shm_first {
 }
 
 impl Transport for AnyTransport {
-    #[inline]
+    // Always: the compiler would make it a call as soon as a program has two kinds of GET.
+    #[inline(always)]
     fn read_now(&mut self, at_word: usize, out: &mut [u64]) -> Result<ReadNow, Broken> {
         shm_first!(self, transport => transport.read_now(at_word, out))
     }
 
-    #[inline]
+    #[inline(always)]
     fn guard_now(&mut self) -> Result<Option<u64>, Broken> {
         shm_first!(self, transport => transport.guard_now())
     }

@@ -16,6 +16,14 @@ fn devices_shows_ports_and_marks_one_gid_of_each() {
     // The kernel's own list is the other source.
     let listed = std::fs::read_dir("/sys/class/infiniband").unwrap().count();
     assert_eq!(devices.len(), listed);
+    for device in devices {
+        let by = &device["connected_by"];
+        let is_iwarp = device["protocol"] == "Iwarp";
+        assert_eq!(
+            *by,
+            if is_iwarp { serde_json::json!(["rdma"]) } else { serde_json::json!(["tcp", "rdma"]) }
+        );
+    }
     for port in devices.iter().flat_map(|device| device["ports"].as_array().unwrap()) {
         let gids = port["gids"].as_array().unwrap();
         let chosen = gids.iter().filter(|gid| gid["chosen"] == true).count();
@@ -54,8 +62,35 @@ fn doctor_reads_from_the_device_to_itself() {
     let ran = store.kv(&["doctor", "--json"]);
     let report: Value = serde_json::from_slice(&ran.out).unwrap();
     let findings = report["findings"].as_array().unwrap();
-    for check in ["rdma device", "max_mr_size", "port", "GID", "loopback READ"] {
+    for check in ["rdma device", "max_mr_size", "port", "GID", "loopback READ", "rdma_cm"] {
         let finding = findings.iter().find(|one| one["check"] == check);
         assert_eq!(finding.map(|one| &one["level"]), Some(&Value::from("ok")), "{check} in {report:#}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn doctor_finds_the_way_that_rdma_cm_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = std::env::var("KV_RIG_ADDRESS").expect("the address of the device's interface");
+    let running = kv_server::start(kv_server::config::Config {
+        listen: Some(kv_common::endpoint::Address { host, port: 0 }),
+        rdma: kv_server::config::RdmaChoice::On,
+        ..support::config(dir.path().join("kv.sock"), 32 << 20)
+    });
+    let running = running.unwrap();
+    let url = format!("kv+rdma://{}?cm=rdma", running.listen_address().unwrap());
+    let ran = run(kv().args(["--url", &url, "doctor", "--json"]), b"");
+    let report: Value = serde_json::from_slice(&ran.out).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    for (check, part) in [
+        ("rdma_cm", "reaches"),
+        ("server", "connected by rdma_cm, as asked"),
+        ("probe READ", "64 bytes"),
+        ("large READ", "65536 bytes"),
+    ] {
+        let finding = findings.iter().find(|one| one["check"] == check).unwrap();
+        assert_eq!(finding["level"], "ok", "{report:#}");
+        assert!(finding["found"].as_str().unwrap().contains(part), "{finding:#}");
     }
 }

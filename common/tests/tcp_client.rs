@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv_common::limits::{READ_MAX_WORDS, TCP_UNSENT_MAX_BYTES};
 use kv_common::region::bytes_of;
 use kv_common::transport::tcp::client::TcpTransport;
-use kv_common::transport::{Broken, Event, ReadNow, SendError, Transport};
+use kv_common::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
 use proptest::prelude::*;
 
 const STAGING_BYTES: u64 = 1 << 20;
@@ -113,6 +113,43 @@ fn after_a_break_each_read_completes_once_with_an_error_and_then_nothing() {
         assert!(matches!(transport.poll(), Err(Broken::Closed)));
         assert!(matches!(transport.send(&[b"late"]), Err(SendError::Broken(Broken::Closed))));
         assert!(matches!(transport.stage(0, 1), Err(SendError::Broken(Broken::Closed))));
+    }
+}
+
+#[test]
+fn memory_that_was_taken_back_gets_nothing_more_and_the_connection_goes_on() {
+    const WORDS: usize = 512;
+    let words: Vec<u64> = (1..=WORDS as u64).collect();
+    // Before the answer, and at several places in it.
+    for cut in [0, 16, 16 + 800, 16 + 4000] {
+        let (mut transport, mut server) = pair();
+        let mut memory = Box::new(UserMemory::new(WORDS * 8).unwrap());
+        assert_eq!(transport.register(&mut memory), Ok(()));
+        transport.post_read(7, 0, ReadBuffer::User { memory, len_words: WORDS });
+        transport.flush();
+        received(&mut server, 32);
+        let reply = read_reply(7, &words);
+        server.write_all(&reply[..cut]).unwrap();
+        for _ in 0..1000 {
+            assert!(transport.poll().unwrap().is_none());
+        }
+        assert!(transport.take_back(8).is_none(), "no such READ is under way");
+        let memory = transport.take_back(7).unwrap();
+        assert!(transport.take_back(7).is_none(), "once");
+        let landed = memory.words().to_vec();
+        server.write_all(&reply[cut..]).unwrap();
+        let Ok(Event::Read { token: 7, buffer, result: Ok(()) }) = next(&mut transport) else {
+            panic!("the first READ")
+        };
+        assert_eq!(buffer.into_user().unwrap_err().len(), WORDS);
+        assert_eq!(memory.words(), landed, "cut at {cut}");
+        transport.post_read(8, 0, ReadBuffer::User { memory, len_words: WORDS });
+        transport.flush();
+        server.write_all(&read_reply(8, &words)).unwrap();
+        let Ok(Event::Read { token: 8, buffer, result: Ok(()) }) = next(&mut transport) else {
+            panic!("the second READ")
+        };
+        assert_eq!(buffer.into_user().unwrap().words(), words);
     }
 }
 

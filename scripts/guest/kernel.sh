@@ -58,11 +58,11 @@ fetch_kernel() {
 
 kernel_version() { ls "$1/lib/modules"; }
 
-# add_modules KERNEL DIRECTORY: the modules that guests need, uncompressed, and a file that names them in loading order.
+# add_modules KERNEL DIRECTORY MODULE...: the modules, uncompressed, and a file that names them in loading order.
 add_modules() {
     local version module file name
     version=$(kernel_version "$1")
-    for module in virtio_pci virtio_net 9pnet_virtio 9p overlay veth sch_netem ib_uverbs rdma_rxe rdma_ucm; do
+    for module in "${@:3}"; do
         modprobe -d "$1" -S "$version" --show-depends "$module" || die "kernel $version has no module $module"
         # Before 6.15 rdma_rxe asks for a checksum by name without depending on its module: adding a device fails with ENOENT.
         [ "$module" != ib_uverbs ] || modprobe -d "$1" -S "$version" --show-depends crc32_generic 2>/dev/null || true
@@ -85,7 +85,7 @@ pack() {
     mkdir -p "$tree"/{bin,changes,dev,host,modules,proc,root,sys}
     cp "$(command -v busybox)" "$tree/bin/busybox"
     install -m 755 "$2" "$tree/init"
-    add_modules "$1" "$tree/modules"
+    add_modules "$1" "$tree/modules" virtio_pci virtio_net 9pnet_virtio 9p overlay veth sch_netem ib_uverbs rdma_rxe rdma_ucm
     (cd "$tree" && find . | cpio --quiet -o -H newc | gzip -1) >"$3.new"
     rm -rf "$tree"
     mv "$3.new" "$3"
@@ -102,6 +102,49 @@ make_guest() {
     [ -e "$initramfs" ] || { rm -f "$1"/initramfs-*; pack "$1/kernel" "$2" "$initramfs"; }
     choose_accelerator "$1"
     exec {guest_lock}>&-
+}
+
+# make_siw CACHE: sets `siw`, a directory with the modules of software iWARP and their order. After make_guest.
+make_siw() {
+    siw=$1/siw
+    [ ! -e "$siw/order" ] || return 0
+    local version
+    version=$(kernel_version "$1/kernel")
+    modprobe -n -q -d "$1/kernel" -S "$version" siw || build_siw "$1/kernel" "$version"
+    rm -rf "$siw.new"
+    mkdir "$siw.new"
+    add_modules "$1/kernel" "$siw.new" siw
+    mv "$siw.new" "$siw"
+}
+
+# build_siw KERNEL VERSION: Debian's kernels come without the module. Its source is that of the kernel, so it is built from the
+# distribution's package (some 150 MB to download, less than a minute).
+build_siw() {
+    local build=$1.build release=${2%%-*} package
+    release=${release%.*}
+    say "building the module siw (software iWARP) for kernel $2"
+    need make make "it builds a kernel module"
+    need xz xz-utils "the kernel's source is compressed with it"
+    rm -rf "$build"
+    mkdir "$build"
+    apt
+    for package in "linux-headers-$2" "linux-headers-${2%-*}-common" "linux-kbuild-$release" "linux-source-$release"; do
+        (cd "$build" && apt download -qq "$package" 2>/dev/null) || die "cannot download the package $package"
+        dpkg --fsys-tarfile "$build/${package}"_*.deb | tar -x -C "$build"
+        rm -f "$build/${package}"_*.deb
+    done
+    tar -xJf "$build/usr/src/linux-source-$release.tar.xz" -C "$build" "linux-source-$release/drivers/infiniband/sw/siw"
+    local headers=$build/usr/src/linux-headers-$2 source=$build/linux-source-$release/drivers/infiniband/sw/siw
+    sed -i "s#^include /usr/src/#include $build/usr/src/#" "$headers/Makefile"
+    local compiler
+    compiler=$(sed -n 's/^CC = .*\(gcc-[0-9]*\)$/\1/p' "$headers/.kernelvariables")
+    need "$compiler" "$compiler" "the kernel was built with it"
+    make -s -C "$headers" M="$source" CONFIG_RDMA_SIW=m modules >"$build/log" 2>&1 ||
+        { tail -n 20 "$build/log"; die "cannot build the module siw"; }
+    mkdir -p "$1/lib/modules/$2/extra"
+    strip --strip-debug -o "$1/lib/modules/$2/extra/siw.ko" "$source/siw.ko"
+    depmod -b "$1" "$2"
+    rm -rf "$build"
 }
 
 # choose_accelerator CACHE: sets `accelerator`. A KVM that is there may still hang, so it is tried: once per boot of the host.

@@ -10,22 +10,15 @@
 # ratios overstate what the client and the server compute.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+. scripts/lib.sh
+# shellcheck source-path=SCRIPTDIR source=../server.sh
+. scripts/server.sh
 rounds=${1:-5}
 bin=${CARGO_TARGET_DIR:-target}/release
-work=$(mktemp -d)
-server_pid=
-clean_up() {
-    [ -z "$server_pid" ] || { kill -TERM "$server_pid" && wait "$server_pid"; } 2>/dev/null || true
-    rm -rf "$work"
-}
-trap clean_up EXIT
 device=(-d "$KV_RIG_DEVICE" -x "$KV_RIG_GID_INDEX" -F)
 export KV_URL=kv+rdma://127.0.0.1:7410
-
-mkfifo "$work/ready"
-"$bin/kv-server" --memory 256MiB --hugepages off --workers 1 --socket "$work/kv.sock" --log-level error >"$work/ready" &
-server_pid=$!
-read -r _ <"$work/ready"
+start_server "$bin/kv-server" --memory 256MiB --hugepages off --workers 1 --log-level error
 
 # field FILE PATH: a number of a report, such as ops.read.latency_ns.p50.
 field() {

@@ -1,19 +1,19 @@
 # shellcheck shell=bash
 # Shared by the rig on the host, in its guests, and by commands that run there: soft-RoCE and meeting points. Sourced.
 
-# roce_up NETDEV ADDRESS: a soft-RoCE device rxe0 on a network interface that is there already.
+# roce_up NETDEV ADDRESS [KIND]: a software device rxe0 (or KIND and 0) on a network interface that is there already.
 roce_up() {
     # 4200: room for RoCE's largest MTU, 4096, and its headers.
     ip link set "$1" mtu 4200 up
     ip addr add "$2/24" dev "$1"
-    rdma link add rxe0 type rxe netdev "$1"
+    rdma link add "${3:-rxe}0" type "${3:-rxe}" netdev "$1"
 }
 
-# loopback_up ADDRESS: rxe0 on one end of a pair of virtual interfaces, for connections of this machine with itself.
+# loopback_up ADDRESS [KIND]: the same on one end of a pair of virtual interfaces, for connections of this machine with itself.
 loopback_up() {
     ip link add kvrig0 type veth peer name kvrig1
     ip link set kvrig1 mtu 4200 up
-    roce_up kvrig0 "$1"
+    roce_up kvrig0 "$@"
 }
 
 loopback_down() {
@@ -33,10 +33,11 @@ active_device() {
     return 1
 }
 
-# gid_index DEVICE: the index of the first RoCE v2 GID that is an IPv4 address, what perftest calls -x. InfiniBand has no such.
+# gid_index DEVICE: the index of the first RoCE v2 GID that is an IPv4 address, what perftest calls -x. InfiniBand and iWARP
+# have no such.
 gid_index() {
     local gids=/sys/class/infiniband/$1/ports/1 index
-    if grep -qs InfiniBand "$gids/link_layer"; then
+    if grep -qs InfiniBand "$gids/link_layer" || grep -qs RNIC "/sys/class/infiniband/$1/node_type"; then
         echo 0
         return 0
     fi

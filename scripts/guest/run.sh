@@ -9,6 +9,7 @@
 #   scripts/guest/run.sh --two --timeout 120 ./what-to-do-by-role.sh
 #
 #   --two          two guests with a wire between them; both run COMMAND, KV_RIG_ROLE tells them apart
+#   --iwarp        software iWARP (siw0) in place of soft-RoCE; where the distribution's kernel has no such module it is built
 #   --host         no guest: a device of this machine, or soft-RoCE added to it (root) for the time of the command
 #   --memory SIZE  of each guest (1GiB)          --hugepages N  2 MiB each, out of that memory (0)
 #   --cpus N       of each guest (2)             --timeout S    for all, boot included (300)
@@ -47,6 +48,7 @@ mkdir -p "$cache/guest"
 cache=$(cd "$cache/guest" && pwd)
 roles=(both)
 host=
+iwarp=
 prepare=
 memory=1GiB
 hugepages=0
@@ -57,6 +59,7 @@ while [[ ${1:-} == --* ]]; do
     case $1 in
     --two) roles=(server client) ;;
     --host) host=yes ;;
+    --iwarp) iwarp=yes ;;
     --prepare) prepare=yes ;;
     --memory | --hugepages | --cpus | --timeout | --out)
         [ $# -ge 2 ] || usage
@@ -113,6 +116,7 @@ job() {
         done
         printf 'export KV_RIG_ROLE=%q KV_RIG_OUT=%q KV_RIG_ADDRESS=%q KV_RIG_PEER=%q\n' \
             "$1" "$out" "$(address "$1")" "$(peer "$1")"
+        [ -z "$iwarp" ] || printf 'export KV_RIG_SIW=%q\n' "$siw"
         printf 'cd %q\nexec' "$PWD"
         printf ' %q' bash "$guest_scripts/inside.sh" "${@:2}"
         echo
@@ -160,6 +164,7 @@ status() {
 in_guests() {
     guest_packages >&2
     make_guest "$cache" "$guest_scripts/init" >&2
+    [ -z "$iwarp" ] || make_siw "$cache" >&2
     [ -z "$prepare" ] || return 0
 
     local role
@@ -207,6 +212,7 @@ await_guests() {
 # on_host COMMAND...: without a guest.
 on_host() {
     [ "${#roles[@]}" -eq 1 ] || die "--host gives one machine, and a wire needs two"
+    [ -z "$iwarp" ] || die "--host takes the device that is there, and --iwarp is for guests"
     local found
     if ! found=$(active_device); then
         [ "$(id -u)" -eq 0 ] || die "no active RDMA device here, and only root can add soft-RoCE"

@@ -117,6 +117,11 @@ impl Session {
         self.link.is_idle_long()
     }
 
+    /// True if a request has come that cannot be answered yet.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.link.is_fetching()
+    }
+
     /// Announces that nobody looks at the requests any more. False if there is one.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.link.fall_asleep()

@@ -416,6 +416,7 @@ impl Client {
     fn note_drained(&mut self, turn: Turn) {
         self.backlog = match turn {
             Turn::Served(requests) => self.backlog.saturating_sub(requests),
+            Turn::Nothing if self.session.is_fetching() => self.backlog,
             Turn::Nothing => 0,
             Turn::Stalled { .. } | Turn::Ended(_) => self.backlog,
         };

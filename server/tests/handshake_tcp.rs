@@ -62,12 +62,12 @@ fn who_asks_is_told_what_there_is() {
 fn what_is_not_offered_on_a_socket_is_refused() {
     let site = Site::new();
     let server = site.serve(&[]);
-    for wanted in [Wanted::Shm, Wanted::Rdma] {
+    for wanted in [Wanted::Shm, Wanted::Rdma, Wanted::RdmaCm] {
         let (stream, answer) = answer_to(&server, &Hello::ours(wanted).encode());
         assert_eq!(answer, Answer::Refused(HelloRefusal::NotOffered { wanted }));
         assert!(is_closed(stream));
     }
-    for wanted in [Wanted::Tcp, Wanted::Rdma, Wanted::Offer] {
+    for wanted in [Wanted::Tcp, Wanted::Rdma, Wanted::RdmaCm, Wanted::Offer] {
         let (_, answer, _) = knock(&site.socket(), &Hello::ours(wanted).encode());
         assert_eq!(answer, Answer::Refused(HelloRefusal::NotOffered { wanted }));
     }

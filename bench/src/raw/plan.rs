@@ -5,6 +5,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::args::RawArgs;
+use crate::range::{OutOfRange, in_range};
 
 /// Bytes in front of each datagram that is received: the global route header.
 pub const DATAGRAM_HEADER_BYTES: u64 = 40;
@@ -100,17 +101,8 @@ pub struct Test {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// A number out of its range.
-    #[error("{flag} is {found}; it must be {from} to {to}")]
-    Range {
-        /// The flag.
-        flag: &'static str,
-        /// What was given.
-        found: u64,
-        /// Smallest.
-        from: u64,
-        /// Largest.
-        to: u64,
-    },
+    #[error(transparent)]
+    Range(#[from] OutOfRange),
     /// READ without acknowledgements.
     #[error(
         "{} has no READ: its answer is part of the reliable protocol. Use --connection rc, or --operation write or send",
@@ -157,11 +149,10 @@ pub enum PlanError {
     },
 }
 
-fn in_range(flag: &'static str, found: u64, from: u64, to: u64) -> Result<u32, PlanError> {
-    match u32::try_from(found) {
-        Ok(number) if (from..=to).contains(&found) => Ok(number),
-        _ => Err(PlanError::Range { flag, found, from, to }),
-    }
+/// The number, if it is `from` to `to`, and those are 32 bits wide.
+fn in_range_u32(flag: &'static str, found: u64, from: u64, to: u64) -> Result<u32, OutOfRange> {
+    let out = OutOfRange { flag, found, from, to };
+    in_range(flag, found, from, to).and_then(|number| u32::try_from(number).map_err(|_| out))
 }
 
 impl Test {
@@ -245,9 +236,9 @@ pub fn tests(args: &RawArgs) -> Result<Vec<Test>, PlanError> {
         (Some(operation), None) => vec![(operation, Latency), (operation, Bandwidth)],
         (Some(operation), Some(measure)) => vec![(operation, measure)],
     };
-    let depth = in_range("--depth", args.depth, 1, DEPTH_MAX)?;
-    let queue_pairs = in_range("--queue-pairs", args.queue_pairs, 1, QUEUE_PAIRS_MAX)?;
-    let iterations = in_range("--iterations", args.iterations, ITERATIONS_MIN, MESSAGES_MAX)?;
+    let depth = in_range_u32("--depth", args.depth, 1, DEPTH_MAX)?;
+    let queue_pairs = in_range_u32("--queue-pairs", args.queue_pairs, 1, QUEUE_PAIRS_MAX)?;
+    let iterations = in_range_u32("--iterations", args.iterations, ITERATIONS_MIN, MESSAGES_MAX)?;
     let mut tests = Vec::new();
     for (operation, measure) in wanted {
         for &size in &args.size {
@@ -256,7 +247,7 @@ pub fn tests(args: &RawArgs) -> Result<Vec<Test>, PlanError> {
                 operation,
                 connection: args.connection.unwrap_or(Connection::Rc),
                 measure,
-                size_bytes: in_range("--size", size, 1, MEMORY_MAX_BYTES / 2 - 2 * LINE_BYTES)?,
+                size_bytes: in_range_u32("--size", size, 1, MEMORY_MAX_BYTES / 2 - 2 * LINE_BYTES)?,
                 depth: if one_at_a_time { 1 } else { depth },
                 queue_pairs: if one_at_a_time { 1 } else { queue_pairs },
                 iterations,

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 
+use kv_common::verbs::cm::check_device_file;
 use kv_common::verbs::{Context, DeviceAttributes, GidChoice, PortState, VerbError, devices, rank_gids};
 use serde_json::{Value, json};
 
@@ -46,6 +47,7 @@ pub(super) fn run(arguments: &DevicesArguments) -> Result<End, CliError> {
             "protocol": format!("{:?}", device.transport),
             "guid": format!("{:016x}", device.guid),
             "firmware": attributes.firmware,
+            "connected_by": connected_by(&context),
             "vendor": format!("{:#06x}", attributes.vendor),
             "limits": limits(&attributes),
             "ports": ports,
@@ -75,6 +77,13 @@ pub(super) fn local_address_towards(host: &str) -> Result<IpAddr, CliError> {
 
 fn verb(error: VerbError) -> CliError {
     CliError::Rdma(error.to_string())
+}
+
+/// What a URL's `cm=` may be for this device.
+fn connected_by(context: &Context) -> Vec<&'static str> {
+    let by_tcp = (!context.is_iwarp()).then_some("tcp");
+    let by_cm = check_device_file().is_ok().then_some("rdma");
+    by_tcp.into_iter().chain(by_cm).collect()
 }
 
 fn limits(attributes: &DeviceAttributes) -> Value {
@@ -146,6 +155,13 @@ fn print_text(object: &Value) -> Result<(), CliError> {
             text(&device["guid"]),
             text(&device["firmware"]),
         ))?;
+        let by: Vec<String> = device["connected_by"].as_array().into_iter().flatten().map(text).collect();
+        let by = if by.is_empty() {
+            "nothing: /dev/infiniband/rdma_cm is missing".into()
+        } else {
+            by.join(" or ")
+        };
+        print(format_args!("  {:<28} {by}", "connected by (cm=)"))?;
         for (name, value) in device["limits"].as_object().into_iter().flatten() {
             print(format_args!("  {:<28} {value}", name.replace('_', " ")))?;
         }

@@ -15,7 +15,7 @@ use super::{CliError, End, io};
 const MAP_CELLS_PER_LINE: usize = 64;
 /// Lines of the memory map, at most; a cell stands for as many segments as that takes.
 const MAP_LINES_MAX: usize = 6;
-/// A server publishes its clock a few times per second; older than this it stands, or has nothing to do.
+/// A server with clients publishes its clock many times per second. One whose clock stands for so long is stopped.
 const CLOCK_STANDS: Duration = Duration::from_secs(2);
 
 /// How `kv top` is shown.
@@ -145,9 +145,9 @@ fn map(entries: &[SegmentEntry]) -> String {
         bytes(per_cell as u64 * SEGMENT_BYTES)
     );
     for line in cells.chunks(MAP_CELLS_PER_LINE) {
-        text.extend(
-            ["            "].into_iter().map(str::to_owned).chain([line.iter().collect(), "\n".to_owned()]),
-        );
+        text.push_str("            ");
+        text.extend(line);
+        text.push('\n');
     }
     text
 }

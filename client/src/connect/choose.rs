@@ -22,7 +22,9 @@ pub(super) fn connect(address: &Address, deadline: Instant) -> Result<(Connected
         Err(why) => why,
     };
     let not_rdma = match by_rdma(address, &offer, deadline) {
-        Ok(connected) => return Ok((connected, format!("no shared memory: {not_shm}; both have RDMA"))),
+        Ok((connected, how)) => {
+            return Ok((connected, format!("no shared memory: {not_shm}; both have RDMA; {how}")));
+        }
         Err(why) => why,
     };
     let connected = tcp::connect(address, deadline)?;
@@ -35,7 +37,7 @@ fn shared_memory(offer: &Offer, deadline: Instant) -> Result<Connected, String> 
 }
 
 #[cfg(feature = "verbs")]
-fn by_rdma(address: &Address, offer: &Offer, deadline: Instant) -> Result<Connected, String> {
+fn by_rdma(address: &Address, offer: &Offer, deadline: Instant) -> Result<(Connected, &'static str), String> {
     if !offer.has_rdma {
         return Err("the server offers none".to_owned());
     }
@@ -47,7 +49,7 @@ fn by_rdma(address: &Address, offer: &Offer, deadline: Instant) -> Result<Connec
 }
 
 #[cfg(not(feature = "verbs"))]
-fn by_rdma(_: &Address, offer: &Offer, _: Instant) -> Result<Connected, String> {
+fn by_rdma(_: &Address, offer: &Offer, _: Instant) -> Result<(Connected, &'static str), String> {
     Err(match offer.has_rdma {
         true => "this program was built without the feature `verbs`".to_owned(),
         false => "the server offers none".to_owned(),

@@ -6,6 +6,7 @@ mod rdma;
 mod shm;
 mod tcp;
 
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         Endpoint::Best { address } => choose::connect(address, deadline),
         #[cfg(feature = "verbs")]
         Endpoint::Rdma { address, options } => {
-            rdma::connect(address, options, deadline).map(|done| (done, named("RDMA")))
+            let connected = rdma::connect(address, options, deadline);
+            connected.map(|(done, how)| (done, format!("{}; {how}", named("RDMA"))))
         }
         #[cfg(not(feature = "verbs"))]
         Endpoint::Rdma { .. } => return Err(Error::WithoutRdma { endpoint: endpoint.to_string() }),
@@ -86,6 +88,12 @@ fn say_hello(
         (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error.into()),
     };
     Ok((Answer::decode(&answer.bytes)?, answer.descriptors))
+}
+
+/// True if a connection does not leave this host, as far as its addresses tell.
+fn is_here(stream: &TcpStream) -> std::io::Result<bool> {
+    let (own, peer) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    Ok(peer.is_loopback() || peer == own)
 }
 
 fn welcome(answer: Answer) -> Result<Welcome, NoConnection> {

@@ -7,7 +7,7 @@ use kv_common::hello::{Answer, Offer, Wanted};
 use kv_common::transport::tcp::client::TcpTransport;
 use kv_common::transport::tcp::socket;
 
-use super::{Connected, NoConnection, say_hello, welcome};
+use super::{Connected, NoConnection, is_here, say_hello, welcome};
 use crate::transport::AnyTransport;
 
 /// Hello and answer.
@@ -15,7 +15,7 @@ pub(super) fn connect(address: &Address, deadline: Instant) -> Result<Connected,
     let stream = socket::connect(address, deadline)?;
     let (answer, _) = say_hello(&stream, Wanted::Tcp, 0, deadline)?;
     let mut welcome = welcome(answer)?;
-    if !stream.peer_addr()?.ip().is_loopback() {
+    if !is_here(&stream)? {
         // The number means nothing here.
         welcome.server_pid = 0;
     }

@@ -139,7 +139,7 @@ impl<T: Transport> Driver<T> {
 
     /// Where an operation's next READ ends: in memory of the user, if it has some that is large enough.
     fn buffer_for(&mut self, key: usize, landed: Option<Landed>, len_words: usize) -> ReadBuffer {
-        if let Some(memory) = self.ops[key].into_mut().and_then(|buffer| buffer.lend(len_words)) {
+        if let Some(memory) = self.ops[key].registered().and_then(|buffer| buffer.lend(len_words)) {
             self.recycle(landed);
             return ReadBuffer::User { memory, len_words };
         }
@@ -157,7 +157,7 @@ impl<T: Transport> Driver<T> {
         match buffer.into_user() {
             Err(words) => Landed::Private(words),
             Ok(memory) => {
-                self.ops[key].into_mut().expect("it was lent by this operation").put_back(memory);
+                self.ops[key].registered().expect("it was lent by this operation").put_back(memory);
                 Landed::User { len_words }
             }
         }
@@ -172,7 +172,7 @@ impl<T: Transport> Driver<T> {
     /// Takes the user's memory back from the READ of an operation. False if it is not lent to one.
     pub(super) fn take_back(&mut self, key: usize) -> bool {
         let token = self.token(key);
-        let Some(buffer) = self.ops[key].into_mut().filter(|buffer| buffer.is_lent()) else { return false };
+        let Some(buffer) = self.ops[key].registered().filter(|buffer| buffer.is_lent()) else { return false };
         if let Some(memory) = self.transport.take_back(token) {
             buffer.put_back(memory);
         }

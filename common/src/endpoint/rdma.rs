@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-/// How the two queue pairs are told of each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What connects the two queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectBy {
-    /// Over the TCP connection of the hello.
-    #[default]
+    /// Both sides, by what they tell each other over the TCP connection of the hello.
     Tcp,
-    /// By the RDMA connection manager.
+    /// The RDMA connection manager, rdma_cm.
     Rdma,
 }
 
@@ -21,8 +20,8 @@ pub struct RdmaOptions {
     pub port: Option<u8>,
     /// Index in the port's GID table.
     pub gid_index: Option<u8>,
-    /// How the queue pairs find each other.
-    pub connect_by: ConnectBy,
+    /// What connects the queue pairs; if it is not said, rdma_cm where the device is iWARP, and TCP elsewhere.
+    pub connect_by: Option<ConnectBy>,
 }
 
 /// Why an option cannot be used.
@@ -42,7 +41,6 @@ impl RdmaOptions {
     /// [`RdmaOptionError`] for the first that is unknown, repeated, or has no such value.
     pub fn parse(query: &str) -> Result<RdmaOptions, RdmaOptionError> {
         let mut options = RdmaOptions::default();
-        let mut has_connect_by = false;
         for option in query.split('&') {
             let error = || RdmaOptionError { found: option.to_owned() };
             let number = |text: &str| match text.bytes().all(|c| c.is_ascii_digit()) {
@@ -59,12 +57,12 @@ impl RdmaOptions {
                     .is_some(),
                 Some(("gid", text)) => options.gid_index.replace(number(text)?).is_some(),
                 Some(("cm", text)) => {
-                    options.connect_by = match text {
+                    let connect_by = match text {
                         "tcp" => ConnectBy::Tcp,
                         "rdma" => ConnectBy::Rdma,
                         _ => return Err(error()),
                     };
-                    std::mem::replace(&mut has_connect_by, true)
+                    options.connect_by.replace(connect_by).is_some()
                 }
                 _ => return Err(error()),
             };
@@ -82,6 +80,16 @@ fn is_device_name(name: &str) -> bool {
     !name.is_empty() && name.len() < 64 && name.chars().all(is_plain)
 }
 
+/// As in a URL.
+impl fmt::Display for ConnectBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConnectBy::Tcp => "tcp",
+            ConnectBy::Rdma => "rdma",
+        })
+    }
+}
+
 /// As in a URL, with the question mark; empty if no choice was made.
 impl fmt::Display for RdmaOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,7 +98,7 @@ impl fmt::Display for RdmaOptions {
             device.as_ref().map(|name| format!("device={name}")),
             port.map(|port| format!("port={port}")),
             gid_index.map(|index| format!("gid={index}")),
-            (*connect_by == ConnectBy::Rdma).then(|| "cm=rdma".to_owned()),
+            connect_by.map(|by| format!("cm={by}")),
         ];
         let mut before = '?';
         for option in made.into_iter().flatten() {
@@ -111,11 +119,13 @@ mod tests {
             device: Some("rxe_eth0".into()),
             port: Some(1),
             gid_index: Some(0),
-            connect_by: ConnectBy::Rdma,
+            connect_by: Some(ConnectBy::Rdma),
         };
         assert_eq!(RdmaOptions::parse("gid=0&cm=rdma&device=rxe_eth0&port=1"), Ok(all.clone()));
         assert_eq!(all.to_string(), "?device=rxe_eth0&port=1&gid=0&cm=rdma");
-        assert_eq!(RdmaOptions::parse("cm=tcp"), Ok(RdmaOptions::default()));
+        let by_tcp = RdmaOptions { connect_by: Some(ConnectBy::Tcp), ..RdmaOptions::default() };
+        assert_eq!(RdmaOptions::parse("cm=tcp"), Ok(by_tcp.clone()));
+        assert_eq!(by_tcp.to_string(), "?cm=tcp");
         assert_eq!(RdmaOptions::default().to_string(), "");
     }
 

@@ -93,11 +93,13 @@ pub enum Wanted {
     Rdma = 2,
     /// To know what the server offers.
     Offer = 3,
+    /// RDMA, the queue pairs connected by rdma_cm; else as [`Wanted::Rdma`].
+    RdmaCm = 4,
 }
 
 impl Wanted {
     fn of(number: u32) -> Option<Wanted> {
-        [Wanted::Shm, Wanted::Tcp, Wanted::Rdma, Wanted::Offer]
+        [Wanted::Shm, Wanted::Tcp, Wanted::Rdma, Wanted::Offer, Wanted::RdmaCm]
             .into_iter()
             .find(|&wanted| wanted as u32 == number)
     }
@@ -110,6 +112,7 @@ impl fmt::Display for Wanted {
             Wanted::Tcp => "tcp",
             Wanted::Rdma => "RDMA",
             Wanted::Offer => "a choice",
+            Wanted::RdmaCm => "RDMA connected by rdma_cm (cm=rdma)",
         })
     }
 }

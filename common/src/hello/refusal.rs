@@ -45,6 +45,11 @@ pub enum HelloRefusal {
         /// What was asked for.
         wanted: Wanted,
     },
+    /// The server's RDMA device connects by rdma_cm only.
+    #[error(
+        "the server's device is iWARP, which only rdma_cm connects, and only to another iWARP device: kv+rdma://...?cm=rdma"
+    )]
+    RdmaCmOnly,
     /// The server has no descriptors or memory left for another client.
     #[error("the server has no resources left for another client: {errno}", errno = std::io::Error::from_raw_os_error(*.os_error as i32))]
     NoResources {
@@ -64,6 +69,7 @@ impl HelloRefusal {
             HelloRefusal::TooLate { waited_ms } => (6, waited_ms, 0),
             HelloRefusal::NoResources { os_error } => (7, os_error.into(), 0),
             HelloRefusal::NotOffered { wanted } => (8, wanted as u64, 0),
+            HelloRefusal::RdmaCmOnly => (9, 0, 0),
         }
     }
 
@@ -78,6 +84,7 @@ impl HelloRefusal {
             6 => HelloRefusal::TooLate { waited_ms: a },
             7 => HelloRefusal::NoResources { os_error: word(a).filter(|&number| number <= 4095)? },
             8 => HelloRefusal::NotOffered { wanted: Wanted::of(word(a)?)? },
+            9 => HelloRefusal::RdmaCmOnly,
             _ => return None,
         })
     }
@@ -87,6 +94,10 @@ fn remedy(wanted: Wanted) -> &'static str {
     match wanted {
         Wanted::Shm => "shared memory is had by the server's Unix socket: kv+shm:///path/of/socket",
         Wanted::Rdma => "it has no RDMA device or does not use it; kv+tcp:// needs none",
+        Wanted::RdmaCm => {
+            "it has no RDMA, or rdma_cm cannot listen at its --listen address (its start-up lines say why: the address must be \
+             the adapter's own, and /dev/infiniband/rdma_cm there); cm=tcp does without"
+        }
         Wanted::Tcp | Wanted::Offer => "connect to what its --listen names",
     }
 }

@@ -48,11 +48,6 @@ impl UserMemory {
         })
     }
 
-    /// Bytes of a memory of `len_bytes`: whole pages.
-    pub fn round_up(len_bytes: usize) -> usize {
-        len_bytes.max(1).next_multiple_of(PAGE_BYTES)
-    }
-
     /// Its words.
     #[inline]
     pub fn words(&self) -> &[u64] {
@@ -218,7 +213,6 @@ mod tests {
     fn memory_is_zeroed_pages_that_can_be_written_to() {
         let mut memory = UserMemory::new(4097).unwrap();
         assert_eq!(memory.words().len() * 8, 8192);
-        assert_eq!(UserMemory::round_up(4097), 8192);
         assert_eq!(UserMemory::new(0).unwrap().words().len() * 8, 4096);
         assert!(memory.words().iter().all(|&word| word == 0));
         assert_eq!(memory.words().as_ptr().addr() % 4096, 0);

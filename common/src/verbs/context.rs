@@ -189,7 +189,7 @@ impl Context {
     /// If sysfs does not show them.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
         let directory = self.device.sysfs.join("ports").join(port.to_string());
-        gid::read_table(&directory).map_err(|source| VerbError {
+        gid::read_table(&directory, self.device.transport).map_err(|source| VerbError {
             verb: "reading the GID table",
             subject: directory.display().to_string(),
             source,

@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::{fmt, fs, io};
 
+use super::device::Transport;
+
 /// Entries that are looked at; drivers have at most some hundred.
 const TABLE_MAX: u32 = 4096;
 
@@ -64,6 +66,8 @@ pub enum GidKind {
     RoceV1,
     /// RoCE v2: UDP port 4791.
     RoceV2,
+    /// iWARP: made of the interface's MAC address, and nobody is addressed by it.
+    Iwarp,
 }
 
 impl fmt::Display for GidKind {
@@ -72,6 +76,7 @@ impl fmt::Display for GidKind {
             GidKind::InfiniBand => "InfiniBand",
             GidKind::RoceV1 => "RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
+            GidKind::Iwarp => "iWARP",
         })
     }
 }
@@ -93,7 +98,7 @@ pub struct GidEntry {
 ///
 /// The kernel has files `gids/N`, `gid_attrs/types/N` and `gid_attrs/ndevs/N`; the latter two cannot be read for an entry
 /// that is empty.
-pub(super) fn read_table(port: &Path) -> io::Result<Vec<GidEntry>> {
+pub(super) fn read_table(port: &Path, transport: Transport) -> io::Result<Vec<GidEntry>> {
     let is_ethernet = fs::read_to_string(port.join("link_layer"))?.trim() == "Ethernet";
     let mut entries = Vec::new();
     for index in 0..TABLE_MAX {
@@ -116,6 +121,7 @@ pub(super) fn read_table(port: &Path) -> io::Result<Vec<GidEntry>> {
         let Some(kind) = attribute("types").ok().and_then(|text| parse_kind(&text, is_ethernet)) else {
             continue;
         };
+        let kind = if transport == Transport::Iwarp { GidKind::Iwarp } else { kind };
         let interface =
             attribute("ndevs").ok().map(|text| text.trim().to_owned()).filter(|name| !name.is_empty());
         entries.push(GidEntry { index, gid, kind, interface });
@@ -128,7 +134,7 @@ fn parse_gid(text: &str) -> Option<Gid> {
     text.trim().parse::<Ipv6Addr>().ok().map(|address| Gid(address.octets()))
 }
 
-/// What the kernel writes to `gid_attrs/types/N`. It says `IB/RoCE v1` for InfiniBand and for RoCE v1 alike.
+/// What the kernel writes to `gid_attrs/types/N`, but for iWARP, where it is meaningless. It says `IB/RoCE v1` for InfiniBand and for RoCE v1 alike.
 fn parse_kind(text: &str, is_ethernet: bool) -> Option<GidKind> {
     match text.trim() {
         "RoCE v2" => Some(GidKind::RoceV2),
@@ -179,11 +185,13 @@ mod tests {
         write("gid_attrs/types/2", "RoCE v2\n");
         write("gid_attrs/ndevs/0", "eth0\n");
         write("gid_attrs/ndevs/2", "eth0.7\n");
-        let table = read_table(port.path()).unwrap();
+        let table = read_table(port.path(), Transport::InfiniBand).unwrap();
         let seen: Vec<_> = table
             .iter()
             .map(|entry| (entry.index, entry.kind, entry.interface.as_deref().unwrap()))
             .collect();
         assert_eq!(seen, [(0, GidKind::RoceV1, "eth0"), (2, GidKind::RoceV2, "eth0.7")]);
+        let iwarp = read_table(port.path(), Transport::Iwarp).unwrap();
+        assert!(iwarp.iter().all(|entry| entry.kind == GidKind::Iwarp) && iwarp.len() == 2);
     }
 }

@@ -74,7 +74,8 @@ impl Merit {
             reaches_peer: reaching.is_some_and(|address| Gid::from(address) == entry.gid),
             not_version_1: entry.kind != GidKind::RoceV1,
             // The default prefix of InfiniBand looks link-local and is what everybody there has.
-            routable: entry.kind == GidKind::InfiniBand || !entry.gid.is_link_local(),
+            routable: matches!(entry.kind, GidKind::InfiniBand | GidKind::Iwarp)
+                || !entry.gid.is_link_local(),
         }
     }
 }
@@ -108,7 +109,10 @@ pub fn rank_gids(entries: &[GidEntry], link_layer: LinkLayer, reaching: Option<I
         })
         .collect();
     GidChoice {
-        reason: best.map_or("no entry can be used", |best| why_chosen(best, link_layer)),
+        reason: match &chosen {
+            Some(entry) if entry.kind == GidKind::Iwarp => "iWARP: peers are addressed by IP",
+            _ => best.map_or("no entry can be used", |best| why_chosen(best, link_layer)),
+        },
         chosen,
         rejected,
     }
@@ -138,7 +142,7 @@ fn why_chosen(best: Merit, link_layer: LinkLayer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::GidKind::{InfiniBand, RoceV1, RoceV2};
+    use super::GidKind::{InfiniBand, Iwarp, RoceV1, RoceV2};
     use super::*;
 
     fn entry(index: u8, gid: &str, kind: GidKind) -> GidEntry {
@@ -222,6 +226,8 @@ mod tests {
             (LinkLayer::Ethernet, None, &[], None, &[]),
             // v1 alone is better than nothing.
             (LinkLayer::Ethernet, None, &[(0, "10.0.0.1", RoceV1)], Some(0), &[]),
+            // iWARP has one, made of the MAC address.
+            (LinkLayer::Ethernet, Some("10.0.0.1"), &[(0, "5254:0:1::", Iwarp)], Some(0), &[]),
             // InfiniBand's default prefix is no reason against an entry.
             (
                 LinkLayer::InfiniBand,

@@ -9,7 +9,8 @@
 //!   only on a reliable connection, a READ only into memory that the device may write to, and a remote key exists only
 //!   for memory that was registered for remote access.
 //! * **The device never touches memory that was given back.** Registered memory is only reachable as words that are loaded
-//!   and stored atomically ([`crate::region`]), so a device that writes to it at any moment is no data race. It is
+//!   and stored atomically ([`crate::region`]), so a device that writes to it at any moment is no data race. (The one
+//!   exception, [`crate::transport::user_memory`], has its own proof that no device writes when it is looked at.) It is
 //!   deregistered before it is unmapped, and after that the device refuses the key. So an operation in flight never needs
 //!   a borrow to be sound; it needs one to be *useful*: give a buffer to another use only after its completion, or after
 //!   the queue pair was driven to the error state and its completions were taken ([`QueuePair::into_error`]).

@@ -16,7 +16,7 @@ const HOP_LIMIT: u8 = 64;
 pub struct RetryPolicy {
     /// The wait for an acknowledgement, as the exponent of verbs: 4.096 us times 2 to this, 1 to 31 (0 would be for ever).
     pub timeout_exponent: u8,
-    /// Repetitions before it gives up, at most 7.
+    /// Repetitions before it gives up, at most 6. (Verbs have a 7th, which soft-RoCE takes for "for ever".)
     pub retries: u8,
     /// Repetitions to a receiver that is not ready, at most 6 (7 would be for ever).
     pub receiver_retries: u8,
@@ -27,7 +27,7 @@ pub struct RetryPolicy {
 
 impl Default for RetryPolicy {
     fn default() -> RetryPolicy {
-        RetryPolicy { timeout_exponent: 14, retries: 7, receiver_retries: 6, receiver_timer: 12 }
+        RetryPolicy { timeout_exponent: 14, retries: 6, receiver_retries: 6, receiver_timer: 12 }
     }
 }
 
@@ -46,7 +46,7 @@ impl RetryPolicy {
     pub(super) fn bounded(self) -> RetryPolicy {
         RetryPolicy {
             timeout_exponent: self.timeout_exponent.clamp(1, 31),
-            retries: self.retries.min(7),
+            retries: self.retries.min(6),
             receiver_retries: self.receiver_retries.min(6),
             receiver_timer: self.receiver_timer.clamp(1, 31),
         }
@@ -306,7 +306,7 @@ mod tests {
         let endless =
             RetryPolicy { timeout_exponent: 0, retries: 200, receiver_retries: 7, receiver_timer: 0 };
         let bounded = endless.bounded();
-        assert_eq!((bounded.timeout_exponent, bounded.retries, bounded.receiver_retries), (1, 7, 6));
+        assert_eq!((bounded.timeout_exponent, bounded.retries, bounded.receiver_retries), (1, 6, 6));
         assert_ne!(bounded.receiver_timer, 0);
         assert_eq!(RetryPolicy::default().timeout_ns(), 67_108_864);
     }

@@ -228,6 +228,15 @@ impl<K: Kind> SendBatch<K> {
         inline.map(|entry| entry.segment.length).max().unwrap_or(0)
     }
 
+    /// Has everything that is no READ wait for the READs before it.
+    pub(super) fn fence(&mut self) {
+        for entry in
+            self.entries.iter_mut().filter(|entry| entry.request.opcode != ibv_wr_opcode::IBV_WR_RDMA_READ)
+        {
+            entry.request.send_flags |= ibv_send_flags::IBV_SEND_FENCE.0;
+        }
+    }
+
     /// Links the requests and gives the first one; null if there is none. The pointers are valid until the batch is changed
     /// or moved.
     pub(super) fn link(&mut self) -> *mut ibv_send_wr {

@@ -4,12 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use kv_common::verbs::cm::{
-    CmError, CmOptions, Connected, ConnectionEvent, Finish, Incoming, Listener, Resolved,
-};
+use kv_common::verbs::cm::{CmError, CmOptions, Connected, Incoming, Listener, Resolved};
 use kv_common::verbs::{
-    Completed, Context, Local, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable, RemoteRights,
-    Reset, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
+    Completed, Context, Init, Local, Mtu, QueuePair, QueuePairOptions, Rc, ReadSink, RemoteReadable,
+    RemoteRights, RetryPolicy, SendBatch, SendOnly, SharedReceiveQueue,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,6 +18,7 @@ fn options(rights: RemoteRights, private_data: &[u8]) -> CmOptions<'_> {
         rights,
         reads_started_max: 16,
         reads_served_max: 8,
+        mtu_max: Mtu::B4096,
         retry: RetryPolicy::default(),
         private_data,
     }
@@ -30,9 +29,13 @@ fn wait(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "an event in time");
 }
 
-/// Listens at the address of the device's GID.
+/// Listens at the address of the device's GID; on iWARP, where that is none, at the rig's.
 fn listen(side: &Side) -> Listener {
-    let listener = Listener::listen(SocketAddr::new(side.port.gid().gid.address(), 0), 8).unwrap();
+    let address = match side.context.is_iwarp() {
+        true => std::env::var("KV_RIG_ADDRESS").unwrap().parse().unwrap(),
+        false => side.port.gid().gid.address(),
+    };
+    let listener = Listener::listen(SocketAddr::new(address, 0), 8).unwrap();
     assert_ne!(listener.address().port(), 0);
     listener
 }
@@ -47,11 +50,13 @@ fn next(listener: &Listener) -> Incoming {
 }
 
 /// The asking side: a device of its own, as in another process.
-fn asking(address: SocketAddr) -> (Resolved, Side, QueuePair<Rc, Reset>) {
-    let resolved = Resolved::resolve(address, PATIENCE).unwrap();
+fn asking(address: SocketAddr) -> (Resolved, Side, QueuePair<Rc, Init>) {
+    let source = SocketAddr::new(address.ip(), 0);
+    let resolved = Resolved::resolve(address, Some(source), PATIENCE).unwrap();
     assert_eq!(resolved.port(), 1);
     let side = side_of(Context::open(Some(resolved.device())).unwrap());
     let pair = QueuePair::create(&side.options()).unwrap();
+    let pair = resolved.initialize(pair, RemoteRights::None).unwrap();
     (resolved, side, pair)
 }
 
@@ -85,24 +90,19 @@ fn a_connection_carries_reads_and_sends_and_ends() {
             pair.post_send(&mut batch).unwrap();
             assert_eq!(take(&a.queue, 2), [(1, Ok(Completed::Read)), (2, Ok(Completed::Send))]);
             assert_eq!(sink.words().read_only().load(0), 0x77);
-            connection.disconnect().unwrap();
+            drop(connection);
         });
         let incoming = next(&listener);
         assert_eq!(&incoming.private_data()[..3], b"ask");
         assert_eq!(incoming.device(), Some((b.context.device().name.clone(), 1)));
         let pair =
             QueuePair::create(&QueuePairOptions { shared_receive: Some(&shared), ..b.options() }).unwrap();
-        let mut accepting = incoming.accept(pair, &options(RemoteRights::Read, b"answer")).unwrap();
-        let (pair, connection) = loop {
-            match accepting.try_finish().unwrap() {
-                Finish::Done(pair, connection) => break (pair, connection),
-                Finish::Pending(pending) => accepting = pending,
-            }
-            wait(accepting.fd());
-        };
+        let pair = incoming.initialize(pair, RemoteRights::Read).unwrap();
+        let (pair, connection) = incoming.accept(pair, &options(RemoteRights::Read, b"answer")).unwrap();
+        assert_eq!((connection.reads_started_max(), connection.reads_served_max()), (8, 8));
         assert_eq!(take_one(&b.queue), (5, Ok(Completed::Receive { len_bytes: 16, immediate: None })));
-        wait(connection.fd());
-        assert_eq!(connection.next_event().unwrap(), Some(ConnectionEvent::Disconnected));
+        drop(connection);
+        assert!(listener.next().unwrap().is_none());
         pair.into_error().unwrap();
     });
 }
@@ -132,6 +132,44 @@ fn a_request_can_be_rejected_with_a_reason() {
         });
         drop(next(&listener));
     });
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_request_of_a_peer_that_has_given_up_can_be_taken_all_the_same() {
+    let Some(b) = side("a_request_of_a_peer_that_has_given_up_can_be_taken_all_the_same") else { return };
+    let listener = listen(&b);
+    let (resolved, _a, pair) = asking(listener.address());
+    drop(resolved.request(pair, &options(RemoteRights::None, &[])).unwrap());
+    let incoming = next(&listener);
+    // Its system has told this one, or will when it gets the answer.
+    let pair = incoming.initialize(QueuePair::create(&b.options()).unwrap(), RemoteRights::Read);
+    drop(pair.and_then(|pair| incoming.accept(pair, &options(RemoteRights::Read, &[]))));
+    let (resolved, _a, pair) = asking(listener.address());
+    let requested = resolved.request(pair, &options(RemoteRights::None, b"next")).unwrap();
+    let incoming = next(&listener);
+    assert_eq!(&incoming.private_data()[..4], b"next");
+    incoming.reject(b"enough").unwrap();
+    let error = requested.finish(&options(RemoteRights::None, &[]), PATIENCE).err().unwrap();
+    assert!(error.to_string().ends_with(": enough"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn an_address_of_no_rdma_device_is_named() {
+    let Some(_b) = side("an_address_of_no_rdma_device_is_named") else { return };
+    for address in ["127.0.0.1:7410", "[::1]:7410", "[::ffff:127.0.0.1]:7410"] {
+        let address: SocketAddr = address.parse().unwrap();
+        // The kernel would listen on all addresses.
+        let error = Listener::listen(address, 8).err().unwrap();
+        assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+        let error = Resolved::resolve(address, None, PATIENCE).err().unwrap();
+        assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
+    }
+    // An address of nobody: TEST-NET-3.
+    let nobody: SocketAddr = "203.0.113.1:0".parse().unwrap();
+    let error = Listener::listen(nobody, 8).err().unwrap();
+    assert!(matches!(error, CmError::NoDevice { .. }), "{error}");
 }
 
 #[test]

@@ -2,11 +2,14 @@
 //!
 //! Peers that have not said their hello are served side by side; none waits for another, and each has until its
 //! deadline, or until its place is needed: then the user or host that takes most places loses the oldest of them.
-//! `newcomer.rs` has what such a peer is, `admission.rs` what it gets, `invited.rs` how those who want RDMA go on.
+//! `newcomer.rs` has what such a peer is, `admission.rs` what it gets, `invited.rs` how those who want RDMA go on, and
+//! `meeting.rs` those among them whose queue pairs rdma_cm connects.
 
 mod admission;
 #[cfg(feature = "verbs")]
 mod invited;
+#[cfg(feature = "verbs")]
+mod meeting;
 mod newcomer;
 
 use std::collections::BTreeMap;
@@ -42,7 +45,9 @@ const UNIX_LISTENER: u64 = 1;
 const TCP_LISTENER: u64 = 2;
 #[cfg(feature = "verbs")]
 const DEVICE: u64 = 3;
-const FIRST_PEER: u64 = 4;
+#[cfg(feature = "verbs")]
+const CM: u64 = 4;
+const FIRST_PEER: u64 = 5;
 
 pub(crate) use admission::Admission;
 use newcomer::{Newcomer, Socket, least_deserving};
@@ -124,6 +129,8 @@ impl Acceptor {
                 UNIX_LISTENER | TCP_LISTENER => self.accept_some(token),
                 #[cfg(feature = "verbs")]
                 DEVICE => self.hear_device(),
+                #[cfg(feature = "verbs")]
+                CM => self.hear_cm(),
                 peer => self.hear(peer),
             }
         }
@@ -216,7 +223,7 @@ impl Acceptor {
         let verdict = match newcomer.pending.feed(newcomer.socket.as_fd()) {
             Ok(None) => return,
             #[cfg(feature = "verbs")]
-            Ok(Some(half)) if newcomer.invited.is_some() => return self.connect_invited(token, &half.bytes),
+            Ok(Some(half)) if newcomer.invited.is_some() => return self.hear_half(token, &half.bytes),
             Ok(Some(hello)) => Hello::decode(&hello.bytes),
             Err(HelloError::Closed { .. } | HelloError::Os(_)) => {
                 self.peers.remove(&token);
@@ -263,7 +270,9 @@ impl Acceptor {
                 Ok(())
             }
             #[cfg(feature = "verbs")]
-            (Ok(Wanted::Rdma), Socket::Tcp(stream)) => self.invite(stream, peer),
+            (Ok(wanted @ (Wanted::Rdma | Wanted::RdmaCm)), Socket::Tcp(stream)) => {
+                self.invite(stream, peer, wanted)
+            }
             (Ok(Wanted::Offer), Socket::Tcp(stream)) => {
                 self.admission.make_offer(&stream);
                 Ok(())

@@ -206,6 +206,15 @@ impl Link {
         }
     }
 
+    /// True if a request has come whose staged value is still on its way.
+    pub(crate) fn is_fetching(&self) -> bool {
+        match self {
+            Link::Shm(_) | Link::Tcp(_) => false,
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.is_fetching(),
+        }
+    }
+
     /// Announces that nobody looks at the requests any more: from now on the descriptor becomes ready with the next.
     /// False if there is one already.
     pub(crate) fn fall_asleep(&mut self) -> bool {

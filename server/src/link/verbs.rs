@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use kv_common::region::{WORD_BYTES, Words, bytes_of_mut};
 use kv_common::transport::shm::spin::Spin;
-use kv_common::verbs::{MemoryRegion, QueuePair, Rc, ReadSink, ReadyToSend, RemoteMemory, SendBatch};
+use kv_common::verbs::{MemoryRegion, Rc, ReadSink, RemoteMemory, SendBatch};
 use kv_common::wire::{Reply, Request, Value};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use tracing::warn;
 
 use super::{End, Next};
-use crate::rdma::{Connected, Fault, Queues, Rdma, Sent};
+use crate::rdma::{ClientPair, Connected, Fault, Queues, Sent};
 
 /// Replies that are posted with one doorbell, at most.
 const BATCH_MAX: usize = 32;
@@ -35,10 +35,8 @@ const LOOK_TIME_MAX: Duration = Duration::from_millis(1);
 
 /// A client's queue pair and control connection.
 pub(crate) struct VerbsLink {
-    /// There until it is dropped.
-    pair: Option<QueuePair<Rc, ReadyToSend>>,
+    pair: ClientPair,
     number: u32,
-    rdma: Arc<Rdma>,
     queues: Arc<Queues>,
     control: TcpStream,
     batch: SendBatch<Rc>,
@@ -73,28 +71,15 @@ impl VerbsLink {
     ///
     /// # Errors
     /// If there is no memory.
-    pub(crate) fn new(
-        rdma: &Arc<Rdma>,
-        connected: Connected,
-        control: TcpStream,
-        staging_bytes: u64,
-    ) -> io::Result<VerbsLink> {
+    pub(crate) fn new(connected: Connected, control: TcpStream, staging_bytes: u64) -> io::Result<VerbsLink> {
         let replies_max = connected.replies_max();
-        let Connected { pair, queues, client, .. } = connected;
-        let (number, capacity) = (pair.number(), pair.capacity());
+        let Connected { pair, client, .. } = connected;
+        let (number, capacity, queues) = (pair.number(), pair.capacity(), Arc::clone(pair.queues()));
         let sends_max = capacity.sends as usize;
-        let words = Words::private(staging_bytes as usize / WORD_BYTES);
-        let words = match words {
-            Ok(words) => words,
-            Err(error) => {
-                rdma.close(pair, &queues);
-                return Err(error);
-            }
-        };
+        let words = Words::private(staging_bytes as usize / WORD_BYTES)?;
         Ok(VerbsLink {
-            pair: Some(pair),
+            pair,
             number,
-            rdma: Arc::clone(rdma),
             queues,
             control,
             batch: SendBatch::with_capacity(BATCH_MAX),
@@ -143,6 +128,10 @@ impl VerbsLink {
         self.looks_in_vain >= LOOKS_BEFORE_YIELD && self.idle_since.elapsed() > LOOK_TIME_MAX
     }
 
+    pub(super) fn is_fetching(&self) -> bool {
+        self.fetching.is_some()
+    }
+
     fn look(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
         if self.fetching.is_some() {
             if !self.queues.has_fetched(self.number)? {
@@ -183,7 +172,7 @@ impl VerbsLink {
         let memory = match &mut self.mirror.memory {
             Some(memory) => memory,
             none => {
-                let memory = MemoryRegion::register(self.rdma.domain(), &self.mirror.words);
+                let memory = MemoryRegion::register(self.pair.domain(), &self.mirror.words);
                 none.insert(memory.map_err(|error| device(&error))?)
             }
         };
@@ -293,8 +282,7 @@ impl VerbsLink {
         }
         self.queues.post_receives();
         self.batch.signal_last();
-        let pair = self.pair.as_mut().expect("it is there until the link is dropped");
-        pair.post_send(&mut self.batch).map_err(|error| {
+        self.pair.post_send(&mut self.batch).map_err(|error| {
             warn!(%error, "cannot post replies");
             Fault::Device
         })?;
@@ -322,14 +310,6 @@ impl VerbsLink {
     pub(super) fn wake_up(&mut self) {
         self.looks_in_vain = 0;
         self.queues.wake_up(self.number);
-    }
-}
-
-impl Drop for VerbsLink {
-    fn drop(&mut self) {
-        if let Some(pair) = self.pair.take() {
-            self.rdma.close(pair, &self.queues);
-        }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kv_common::verbs::cm::CmConnection;
 use kv_common::verbs::{Error, QueuePair, Rc, ReadyToSend};
 
 use super::{Queues, Rdma};
@@ -17,6 +18,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(250);
 /// A queue pair in the error state.
 pub(super) struct Closing {
     pair: QueuePair<Rc, Error>,
+    cm: Option<CmConnection>,
     queues: Arc<Queues>,
     until: Instant,
     has_taken_last: bool,
@@ -24,14 +26,19 @@ pub(super) struct Closing {
 
 impl Rdma {
     /// Takes a queue pair whose session is over.
-    pub(crate) fn close(&self, pair: QueuePair<Rc, ReadyToSend>, queues: &Arc<Queues>) {
+    pub(super) fn close(
+        &self,
+        pair: QueuePair<Rc, ReadyToSend>,
+        cm: Option<CmConnection>,
+        queues: &Arc<Queues>,
+    ) {
         let number = pair.number();
         match pair.into_error() {
             Ok(pair) => {
                 queues.note_closing(number);
                 let until = Instant::now() + CLOSE_TIMEOUT;
                 let queues = Arc::clone(queues);
-                self.closing.lock().push(Closing { pair, queues, until, has_taken_last: false });
+                self.closing.lock().push(Closing { pair, cm, queues, until, has_taken_last: false });
                 self.waker.wake();
             }
             // It was destroyed.
@@ -48,11 +55,12 @@ impl Rdma {
     pub(crate) fn end_closing(&self) {
         let now = Instant::now();
         let due: Vec<Closing> = self.closing.lock().extract_if(.., |closing| closing.due() <= now).collect();
-        for Closing { pair, queues, .. } in due {
+        for Closing { pair, cm, queues, .. } in due {
             let number = pair.number();
             // Before, because destroying removes completions from some devices' queues; after, because not from others'.
             queues.collect();
             drop(pair);
+            drop(cm);
             queues.forget(number);
         }
     }

@@ -1,15 +1,18 @@
-//! A client between welcome and connection: this server has told its half and waits for the client's.
+//! A client between welcome and connection: this server has told its half and waits for the client's, and where rdma_cm
+//! connects them, for its request.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kv_common::limits::{RDMA_REPLIES_IN_FLIGHT_MAX, RDMA_REQUESTS_IN_FLIGHT_MAX};
+use kv_common::limits::RDMA_REQUESTS_IN_FLIGHT_MAX;
 use kv_common::transport::verbs::exchange::{Half, REQUEST_MAX_BYTES, Side};
+use kv_common::verbs::cm::{CmOptions, Incoming};
 use kv_common::verbs::{
-    Capacity, Endpoint, Init, LocalPort, Path, QueuePair, QueuePairOptions, Rc, ReadyToSend, RemoteRights,
-    Reset, RetryPolicy,
+    Capacity, Endpoint, Init, LocalPort, Path, QueuePair, QueuePairOptions, Rc, RemoteRights, Reset,
+    RetryPolicy, State,
 };
 
+use super::pair::{ClientPair, Connected};
 use super::queues::SENDS_PER_PAIR;
 use super::{Queues, Rdma, RdmaError};
 
@@ -17,21 +20,39 @@ use super::{Queues, Rdma, RdmaError};
 const INLINE_BYTES: u32 = 220;
 
 /// A queue pair that does not know its peer yet. Dropping it leaves nothing.
-pub(crate) struct Introduction {
-    pair: Option<QueuePair<Rc, Init>>,
-    number: u32,
+pub(crate) struct Introduction<S: State> {
+    /// Dropped before its entry: nothing comes for it any more then.
+    pair: QueuePair<Rc, S>,
+    entry: Entry,
     port: LocalPort,
     endpoint: Endpoint,
-    queues: Arc<Queues>,
-    region: kv_common::verbs::RemoteMemory,
+    rdma: Arc<Rdma>,
 }
 
-/// A connected queue pair.
-pub(crate) struct Connected {
-    pub(crate) pair: QueuePair<Rc, ReadyToSend>,
-    pub(crate) queues: Arc<Queues>,
-    pub(crate) client: Half,
-    pub(crate) path: Path,
+/// What came for a queue pair is kept as long as this is.
+struct Entry {
+    number: u32,
+    queues: Option<Arc<Queues>>,
+}
+
+impl Entry {
+    fn new(number: u32, queues: &Arc<Queues>) -> Entry {
+        queues.register(number);
+        Entry { number, queues: Some(Arc::clone(queues)) }
+    }
+
+    /// The queue pair is connected; closing it forgets it.
+    fn keep(mut self) -> Arc<Queues> {
+        self.queues.take().expect("it is there until it is kept or dropped")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(queues) = self.queues.take() {
+            queues.forget(self.number);
+        }
+    }
 }
 
 impl Rdma {
@@ -41,10 +62,10 @@ impl Rdma {
     /// # Errors
     /// If the device refuses.
     pub(crate) fn introduce(
-        &self,
+        self: &Arc<Rdma>,
         worker: usize,
         reaching: Option<IpAddr>,
-    ) -> Result<Option<Introduction>, RdmaError> {
+    ) -> Result<Option<Introduction<Reset>>, RdmaError> {
         let queues = self.queues(worker);
         if !queues.make_room()? {
             return Ok(None);
@@ -58,55 +79,78 @@ impl Rdma {
             capacity: Capacity { sends: SENDS_PER_PAIR as u32, receives: 0, inline_bytes: INLINE_BYTES },
         };
         let pair: QueuePair<Rc, Reset> = QueuePair::create(&options)?;
-        // Clients READ, and write nothing.
-        let pair = pair.initialize(port.number(), RemoteRights::Read)?;
-        let number = pair.number();
-        let endpoint = Endpoint::new(number, &port)?;
-        queues.register(number);
-        let (queues, region) = (Arc::clone(queues), self.region.remote());
-        Ok(Some(Introduction { pair: Some(pair), number, port, endpoint, queues, region }))
+        let endpoint = Endpoint::new(pair.number(), &port)?;
+        let entry = Entry::new(pair.number(), queues);
+        Ok(Some(Introduction { pair, entry, port, endpoint, rdma: Arc::clone(self) }))
     }
 }
 
-impl Introduction {
+impl<S: State> Introduction<S> {
     /// This server's half.
     pub(crate) fn half(&self) -> [u8; 64] {
         let half = Half {
             endpoint: self.endpoint,
-            memory: self.region,
+            memory: self.rdma.region.remote(),
             receive_bytes: REQUEST_MAX_BYTES as u32,
             receives: RDMA_REQUESTS_IN_FLIGHT_MAX as u32,
         };
         half.encode(Side::Server)
     }
+}
 
-    /// Connects to the client whose half this message is.
+impl Introduction<Reset> {
+    /// Ties the queue pair to the port.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub(crate) fn initialize(self) -> Result<Introduction<Init>, RdmaError> {
+        let Introduction { pair, entry, port, endpoint, rdma } = self;
+        // Clients READ, and write nothing.
+        let pair = pair.initialize(port.number(), RemoteRights::Read)?;
+        Ok(Introduction { pair, entry, port, endpoint, rdma })
+    }
+
+    /// Accepts the connection request of the client with this half.
     ///
     /// # Errors
     /// What to tell the client.
-    pub(crate) fn connect(mut self, message: &[u8]) -> Result<Connected, String> {
-        let client = Half::decode(Side::Client, message).map_err(|error| error.to_string())?;
-        let path = Path::new(&self.port, &self.endpoint, &client.endpoint, RetryPolicy::default())
+    pub(crate) fn accept(self, incoming: Incoming, client: Half) -> Result<Connected, String> {
+        let Introduction { pair, entry, port, endpoint, rdma } = self;
+        let peer = incoming.peer();
+        let options = CmOptions {
+            rights: RemoteRights::Read,
+            reads_started_max: endpoint.reads_started_max,
+            reads_served_max: endpoint.reads_served_max,
+            mtu_max: endpoint.mtu.min(client.endpoint.mtu),
+            retry: RetryPolicy::default(),
+            private_data: &[],
+        };
+        let pair = incoming.initialize(pair, options.rights).map_err(|error| error.to_string())?;
+        let (pair, connection) = incoming.accept(pair, &options).map_err(|error| error.to_string())?;
+        let path = format!(
+            "by rdma_cm from {} on {}:{}, READs {} out and {} in",
+            peer.map_or("an unknown address".to_owned(), |peer| peer.to_string()),
+            port.context().device().name,
+            port.number(),
+            connection.reads_started_max(),
+            connection.reads_served_max()
+        );
+        let pair = ClientPair::new(pair, Some(connection), entry.keep(), &rdma);
+        Ok(Connected { pair, client, path })
+    }
+}
+
+impl Introduction<Init> {
+    /// Connects to the client with this half.
+    ///
+    /// # Errors
+    /// What to tell the client.
+    pub(crate) fn connect(self, client: Half) -> Result<Connected, String> {
+        let Introduction { pair, entry, port, endpoint, rdma } = self;
+        let path = Path::new(&port, &endpoint, &client.endpoint, RetryPolicy::default())
             .map_err(|error| error.to_string())?;
-        let pair = self.pair.take().expect("it is taken here only");
         let pair = pair.connect(&path).map_err(|error| error.to_string())?;
-        Ok(Connected { pair, queues: Arc::clone(&self.queues), client, path })
-    }
-}
-
-impl Drop for Introduction {
-    fn drop(&mut self) {
-        if let Some(pair) = self.pair.take() {
-            // It knows no peer, so nothing came for it.
-            drop(pair);
-            self.queues.forget(self.number);
-        }
-    }
-}
-
-impl Connected {
-    /// Replies that may be in flight.
-    pub(crate) fn replies_max(&self) -> u64 {
-        u64::from(self.client.receives).min(RDMA_REPLIES_IN_FLIGHT_MAX as u64)
+        let pair = ClientPair::new(pair, None, entry.keep(), &rdma);
+        Ok(Connected { pair, client, path: path.to_string() })
     }
 }

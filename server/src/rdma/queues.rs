@@ -112,6 +112,9 @@ impl Queues {
     ) -> Result<Queues, RdmaError> {
         let context = domain.context();
         let limits = context.attributes()?;
+        if limits.shared_receive_requests_max == 0 || limits.shared_receive_queues_max == 0 {
+            return Err(RdmaError::NoSharedReceives { device: context.device().name.clone() });
+        }
         let pairs_max = clients_max
             .min(limits.completions_max as usize / (RECEIVES_PER_PAIR + SENDS_PER_PAIR))
             .min(limits.shared_receive_requests_max as usize / RECEIVES_PER_PAIR);

@@ -90,7 +90,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let table = make_table(&config, &memory)?;
     let owner = OwnerKeeper::start(&memory.words, superblock::OWNER * 8)?;
     let shared = Arc::new(Shared::new(config.workers, clients_max).map_err(os("make an eventfd"))?);
-    let rdma = rdma::start(&config, &shared, &table)?;
+    let rdma = rdma::start(&config, listen_address, &shared, &table)?;
     log_block(&config, listen_address, clients_max, &memory, &table, began.elapsed());
     let admission = admission(&config, memory, &table, rdma.is_some())?;
     let (report, ended) = mpsc::channel();

@@ -1,5 +1,6 @@
 //! RDMA at start: whether, on which device, and why not.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tracing::{info, warn};
@@ -20,6 +21,7 @@ pub(super) type Handle = std::convert::Infallible;
 /// Starts RDMA if it is wanted and can be had; says which device it is, or why there is none.
 pub(super) fn start(
     config: &Config,
+    listen_address: Option<SocketAddr>,
     shared: &Arc<Shared>,
     table: &Table,
 ) -> Result<Option<Handle>, StartError> {
@@ -27,9 +29,9 @@ pub(super) fn start(
         info!("no RDMA: --rdma is off");
         return Ok(None);
     }
-    let started = match &config.listen {
+    let started = match listen_address {
         None => Err("clients by RDMA say hello by TCP, and --listen is none".to_owned()),
-        Some(_) => open(config, shared, table),
+        Some(address) => open(config, address, shared, table),
     };
     // Who names a device wants that one.
     let is_wanted = config.rdma == RdmaChoice::On || config.rdma_device.is_some();
@@ -44,13 +46,14 @@ pub(super) fn start(
 }
 
 #[cfg(feature = "verbs")]
-fn open(config: &Config, shared: &Arc<Shared>, table: &Table) -> Result<Handle, String> {
+fn open(config: &Config, address: SocketAddr, shared: &Arc<Shared>, table: &Table) -> Result<Handle, String> {
     use kv_common::transport::verbs::port::PortWish;
 
     let began = std::time::Instant::now();
     let wish = PortWish::new(config.rdma_device.as_deref(), config.rdma_port, config.rdma_gid);
     let waker = Arc::clone(&shared.accept_waker);
-    let rdma = crate::rdma::Rdma::start(&wish, table.region(), config.workers, shared.clients_max(), waker)
+    let clients_max = shared.clients_max();
+    let rdma = crate::rdma::Rdma::start(&wish, address, table.region(), config.workers, clients_max, waker)
         .map_err(|error| error.to_string())?;
     info!(
         port = rdma.describe(),
@@ -58,11 +61,15 @@ fn open(config: &Config, shared: &Arc<Shared>, table: &Table) -> Result<Handle, 
         milliseconds = began.elapsed().as_millis() as u64,
         "RDMA: region registered, to be read by clients and written by none"
     );
+    match rdma.cm() {
+        Ok(listener) => info!(address = %listener.address(), "RDMA: rdma_cm connects clients, too"),
+        Err(error) => info!(why = %error, "RDMA: clients with cm=rdma are refused, others are not concerned"),
+    }
     Ok(Arc::new(rdma))
 }
 
 #[cfg(not(feature = "verbs"))]
-fn open(_: &Config, _: &Arc<Shared>, _: &Table) -> Result<Handle, String> {
+fn open(_: &Config, _: SocketAddr, _: &Arc<Shared>, _: &Table) -> Result<Handle, String> {
     Err("this program was built without RDMA; build it with the feature `verbs`".to_owned())
 }
 

@@ -89,7 +89,7 @@ pub(crate) fn submitted_gets_bring_their_memory_back(start: Start) {
         while let Some(buffer) = buffers.pop() {
             let key = [buffers.len() as u8];
             // Behind a write of its own, between ordinary GETs, and of a key that is not there.
-            let value = (key[0] % 3 > 0).then(|| value_of(round, 70 * usize::from(key[0])));
+            let value = (!key[0].is_multiple_of(3)).then(|| value_of(round, 400 * usize::from(key[0] % 7)));
             if let Some(value) = &value {
                 client.submit_put(&key, value).unwrap();
             }

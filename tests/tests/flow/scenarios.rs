@@ -2,14 +2,6 @@
 
 macro_rules! scenarios {
     ($start:path $(, #[$condition:meta])?) => {
-        scenarios! { @short $start $(, #[$condition])? }
-        scenarios! { $start, [$(#[$condition])?]
-            reads: warm_gets_take_one_read_and_cold_ones_two;
-            full: a_full_index_is_named_and_loses_nothing;
-        }
-    };
-    // Without those that fill an index: in an emulated machine they take longer than all others.
-    (@short $start:path $(, #[$condition:meta])?) => {
         scenarios! { $start, [$(#[$condition])?]
             basics: put_get_update_delete, compare_and_set_in_all_its_outcomes, empty_values_are_values,
                 keys_have_any_bytes, keys_beyond_the_limits_are_refused, versions_rise, timeouts_have_any_length;
@@ -19,13 +11,13 @@ macro_rules! scenarios {
             expiry: keys_end_and_count_as_absent, touches_move_the_end;
             batches: multi_get_has_a_result_per_key, multi_put_and_multi_delete_have_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
-            reads: hits_and_misses_are_counted;
+            reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted;
             registered: values_stay_where_they_were_read, values_beyond_registered_memory_are_copied_or_refused,
                 submitted_gets_bring_their_memory_back;
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
-            full: a_full_region_is_named_and_loses_nothing;
+            full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {

@@ -3,6 +3,7 @@
 
 pub(crate) mod bypass;
 pub(crate) mod bystander;
+pub(crate) mod device;
 pub(crate) mod helper;
 pub(crate) mod peer;
 pub(crate) mod procfs;

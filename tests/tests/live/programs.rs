@@ -1,7 +1,7 @@
 //! The programs under test: `kv-server` and `kv-bench`, as they are shipped.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// Names a directory that holds the programs already, for instance those of a release.
@@ -13,10 +13,20 @@ pub(crate) fn kv_server() -> PathBuf {
 }
 
 /// The `kv-bench` program.
-#[expect(clippy::allow_attributes, reason = "not every test program measures")]
-#[allow(dead_code)]
 pub(crate) fn kv_bench() -> PathBuf {
     programs().join("kv-bench")
+}
+
+/// Runs `kv-bench` against the server of this URL.
+pub(crate) fn run_kv_bench(url: &str, arguments: &[&str]) -> Output {
+    Command::new(kv_bench()).args(arguments).env("KV_URL", url).output().expect("kv-bench can be run")
+}
+
+/// The JSON that a run prints, after it ended well.
+pub(crate) fn bench_report(url: &str, arguments: &[&str]) -> serde_json::Value {
+    let output = run_kv_bench(url, &[arguments, &["--json", "-"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
 }
 
 /// Where the programs are. They belong to other packages than the tests, so cargo does not build them for us; and they

@@ -33,15 +33,32 @@ impl Default for Needs {
 pub(crate) enum Transport {
     Shm,
     Tcp,
+    /// RDMA, connected by what both sides tell each other over TCP.
     Verbs,
+    /// RDMA, connected by rdma_cm.
+    VerbsCm,
 }
 
 impl Transport {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Verbs | Transport::VerbsCm => "verbs",
+        }
+    }
+
+    /// True if each client takes megabytes of registered memory.
+    pub(crate) fn is_rdma(self) -> bool {
+        matches!(self, Transport::Verbs | Transport::VerbsCm)
+    }
+
     /// What a client's connection breaks with when its server has ended.
     pub(crate) fn broken(self) -> Broken {
         match self {
             Transport::Shm => Broken::ServerGone,
-            Transport::Tcp | Transport::Verbs => Broken::Closed,
+            Transport::Tcp | Transport::Verbs | Transport::VerbsCm => Broken::Closed,
         }
     }
 }
@@ -49,6 +66,11 @@ impl Transport {
 /// A server that runs, wherever. It ends when this is dropped.
 pub(crate) struct Live {
     pub(crate) url: String,
+    /// The quickest way to write to it.
+    setup_url: String,
+    /// Tests of a whole table look at one key in so many: at all, but by RDMA, where the device may be an emulated
+    /// machine's and each look takes some hundred microseconds.
+    pub(crate) one_in: usize,
     /// Locked by nobody: threads share this struct for its URL.
     _server: Mutex<Box<dyn Send>>,
 }
@@ -64,6 +86,21 @@ impl Live {
     pub(crate) fn connect_with(&self, options: &Options) -> Client {
         // A loaded machine may keep an answer for longer than a user would want to wait.
         Client::connect_with(&self.url, &Options { timeout: super::PATIENCE, ..options.clone() }).unwrap()
+    }
+
+    /// A client for what a test needs and is not about: over the same transport, but shared memory in place of RDMA.
+    pub(crate) fn connect_for_setup(&self) -> Client {
+        let options = Options { timeout: super::PATIENCE, ..Options::default() };
+        Client::connect_with(&self.setup_url, &options).unwrap()
+    }
+
+    /// What runs somewhere, and ends when it is dropped.
+    fn new(site: Site, server: impl Send + 'static) -> Live {
+        let (setup_url, one_in) = match site.transport {
+            Transport::Verbs => (site.url_over(Transport::Shm), 8),
+            transport => (site.url_over(transport), 1),
+        };
+        Live { url: site.url(), setup_url, one_in, _server: Mutex::new(Box::new((server, site))) }
     }
 }
 
@@ -87,7 +124,7 @@ fn in_process(needs: Needs, site: Site) -> Live {
         expected_keys: Some(needs.expected_keys),
         ..Config::default()
     });
-    Live { url: site.url(), _server: Mutex::new(Box::new((running.unwrap(), site))) }
+    Live::new(site, running.unwrap())
 }
 
 /// A `kv-server` process, reached through shared memory.
@@ -100,6 +137,11 @@ pub(crate) fn verbs_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Verbs))
 }
 
+/// A `kv-server` process, reached by RDMA that rdma_cm connects.
+pub(crate) fn verbs_cm_process(needs: Needs) -> Live {
+    process(needs, Site::over(Transport::VerbsCm))
+}
+
 /// A `kv-server` process, reached by TCP.
 pub(crate) fn tcp_process(needs: Needs) -> Live {
     process(needs, Site::over(Transport::Tcp))
@@ -107,7 +149,7 @@ pub(crate) fn tcp_process(needs: Needs) -> Live {
 
 fn process(needs: Needs, site: Site) -> Live {
     let server = site.serve_with(needs, &[]);
-    Live { url: site.url(), _server: Mutex::new(Box::new((server, site))) }
+    Live::new(site, server)
 }
 
 /// A directory and an address of its own for a server.
@@ -119,10 +161,17 @@ pub(crate) struct Site {
 
 /// An address that nobody else uses: all numbers that begin with 127 are this host's, and this one is this process's,
 /// with ports below those that the system gives away.
-fn own_address() -> Address {
+fn own_address(transport: Transport) -> Address {
     static NEXT_PORT: AtomicU16 = AtomicU16::new(10_000);
     let [a, b, c, _] = std::process::id().to_le_bytes();
-    Address { host: format!("127.{c}.{b}.{a}"), port: NEXT_PORT.fetch_add(1, Ordering::Relaxed) }
+    let host = match transport {
+        // Only an address of the device's interface will do, and there is one for all.
+        Transport::VerbsCm => {
+            std::env::var("KV_RIG_ADDRESS").expect("KV_RIG_ADDRESS has to name the RDMA device's address")
+        }
+        _ => format!("127.{c}.{b}.{a}"),
+    };
+    Address { host, port: NEXT_PORT.fetch_add(1, Ordering::Relaxed) }
 }
 
 impl Site {
@@ -133,7 +182,14 @@ impl Site {
 
     /// A server that clients reach over this transport.
     pub(crate) fn over(transport: Transport) -> Site {
-        Site { dir: tempfile::tempdir().unwrap(), listen: own_address(), transport }
+        Site { dir: tempfile::tempdir().unwrap(), listen: own_address(transport), transport }
+    }
+
+    /// A server that clients of other hosts reach, too, by this address of this one.
+    pub(crate) fn of_all_hosts(address: &str) -> Site {
+        let mut site = Site::over(Transport::Verbs);
+        site.listen.host = address.to_owned();
+        site
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -141,10 +197,15 @@ impl Site {
     }
 
     pub(crate) fn url(&self) -> String {
-        match self.transport {
+        self.url_over(self.transport)
+    }
+
+    fn url_over(&self, transport: Transport) -> String {
+        match transport {
             Transport::Shm => format!("kv+shm://{}", self.socket().display()),
             Transport::Tcp => format!("kv+tcp://{}", self.listen),
             Transport::Verbs => format!("kv+rdma://{}", self.listen),
+            Transport::VerbsCm => format!("kv+rdma://{}?cm=rdma", self.listen),
         }
     }
 

@@ -21,7 +21,7 @@ fn connect(site: &Site) -> Client {
 fn many_clients_work_at_once_and_leave_nothing(transport: Transport) {
     const THREADS: u64 = 4;
     // Three hundred in all; fewer where each takes megabytes of registered memory.
-    let clients_per_thread: u64 = if transport == Transport::Verbs { 10 } else { 75 };
+    let clients_per_thread: u64 = if transport.is_rdma() { 10 } else { 75 };
     let site = Site::over(transport);
     let server = site.serve_with(Needs { memory: "64MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
@@ -94,7 +94,7 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     const WINDOW: Duration = Duration::from_secs(1);
     let site = Site::over(transport);
     let server = site.serve_with(Needs { workers: 2, ..Needs::default() }, &[]);
-    let clients = if transport == Transport::Verbs { 20 } else { 100 };
+    let clients = if transport.is_rdma() { 20 } else { 100 };
     let mut clients: Vec<Client> = (0..clients).map(|_| connect(&site)).collect();
     for (i, client) in clients.iter_mut().enumerate() {
         client.put(&[i as u8], b"value").unwrap();
@@ -111,8 +111,10 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     let cpu_used = thread_cpu_time() - cpu_before;
     let after = procfs::threads(server.pid());
     assert!(matches!(result, Err(Error::OutcomeUnknown { .. })), "{result:?}");
-    // It looks for an answer for less than a millisecond, then it sleeps.
-    assert!(cpu_used < WINDOW / 10, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
+    // It looks for an answer for less than a millisecond, then it sleeps. What does not sleep takes the whole window; an
+    // emulated processor's time is its host's, too, which may have other things to do.
+    let some = if transport.is_rdma() { WINDOW / 3 } else { WINDOW / 20 };
+    assert!(cpu_used < 2 * some, "{cpu_used:?} of processor time while waiting for {WINDOW:?}");
 
     let run: HashMap<&str, Duration> = before
         .iter()
@@ -124,7 +126,7 @@ fn idle_servers_idle_clients_and_waiting_clients_sleep(transport: Transport) {
     assert!(workers.iter().all(|(_, run)| run.is_zero()), "{run:?}");
     // The accept thread sets the clock 50 times a second.
     let total: Duration = run.values().sum();
-    assert!(total < WINDOW / 20, "{total:?} in {WINDOW:?}: {run:?}");
+    assert!(total < some, "{total:?} in {WINDOW:?}: {run:?}");
     for client in &mut clients {
         client.ping().unwrap();
     }

@@ -1,10 +1,11 @@
 //! A client that is killed in the middle of its PUTs leaves nothing behind but what it was acknowledged.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use kv_client::{Client, Completion, Outcome, Ticket};
+use kv_client::{Client, Completion, Options, Outcome, Ticket};
 
 use crate::live::helper::{Helper, told};
 use crate::live::server::{Needs, Site, Transport};
@@ -27,6 +28,10 @@ fn value(round: u64, number: u64) -> Vec<u8> {
     [&number.to_le_bytes()[..], &value_of(round << 32 | number, len_bytes)].concat()
 }
 
+fn connect(url: &str) -> Client {
+    Client::connect_with(url, &Options { timeout: PATIENCE, ..Options::default() }).unwrap()
+}
+
 /// Not a test of its own: puts until it is killed, and says what it begins and what was acknowledged.
 #[test]
 #[ignore = "run by another test, which kills it"]
@@ -34,7 +39,7 @@ fn helper_puts() {
     let Some(word) = told() else { return };
     let (round, url) = word.split_once(' ').unwrap();
     let round: u64 = round.parse().unwrap();
-    let mut client = Client::connect(url).unwrap();
+    let mut client = connect(url);
     let mut under_way: HashMap<Ticket, u64> = HashMap::new();
     for number in 1.. {
         while under_way.len() >= DEPTH {
@@ -80,43 +85,53 @@ fn run_and_kill(url: &str, round: u64, lines: u64) -> [Known; KEYS as usize] {
 }
 
 fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged(transport: Transport) {
+    // What happens to the queue pairs is the same, whoever connects them.
+    let rounds = if transport == Transport::VerbsCm { 8 } else { ROUNDS };
     let site = Site::over(transport);
     let server = site.serve_with(Needs { memory: "96MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
     client.put(b"other", b"value").unwrap();
     let before = server.footprint_of_one(&mut client);
     let block_bytes_before = client.server_stat().unwrap().counters["block_bytes"];
+    kill_clients(&site.url(), &mut client, 0..rounds);
+    // The session of a client ends before its keys are deleted: nothing of it is done afterwards.
+    server.wait_for_footprint(before, &mut client);
+    delete_what_they_wrote(&mut client, 0..rounds);
+    let counters = client.server_stat().unwrap().counters;
+    assert_eq!((counters["keys"], counters["block_bytes"]), (1, block_bytes_before));
+}
+
+/// Kills a client in each of these rounds, and checks what it leaves, beside someone who must not notice.
+pub(crate) fn kill_clients(url: &str, client: &mut Client, rounds: Range<u64>) {
     let is_over = AtomicBool::new(false);
-    let mut random = Random::new(7);
+    let mut random = Random::new(7 + rounds.start);
     thread::scope(|scope| {
-        // Someone who must not notice.
         let bystander = scope.spawn(|| {
-            let mut client = site.connect(PATIENCE);
-            let mut rounds = 0;
-            while !is_over.load(Ordering::Relaxed) || rounds == 0 {
-                let value = value(ROUNDS, rounds);
+            let mut client = connect(url);
+            let mut written = 0;
+            while !is_over.load(Ordering::Relaxed) || written == 0 {
+                let value = value(u64::MAX >> 32, written);
                 client.put(b"bystander", &value).unwrap();
                 assert!(client.get(b"bystander").unwrap().unwrap().bytes == value);
-                rounds += 1;
+                written += 1;
             }
             client.delete(b"bystander").unwrap();
         });
-        for round in 0..ROUNDS {
-            let known = run_and_kill(&site.url(), round, 1 + random.below(150));
-            check(&mut client, round, &known);
+        for round in rounds {
+            let known = run_and_kill(url, round, 1 + random.below(150));
+            check(client, round, &known);
         }
         is_over.store(true, Ordering::Relaxed);
         bystander.join().unwrap();
     });
-    // The session of a client ends before its keys are deleted: nothing of it is done afterwards.
-    server.wait_for_footprint(before, &mut client);
-    for round in 0..ROUNDS {
+}
+
+pub(crate) fn delete_what_they_wrote(client: &mut Client, rounds: Range<u64>) {
+    for round in rounds {
         for key in 0..KEYS {
             client.delete(&key_of(round, key)).unwrap();
         }
     }
-    let counters = client.server_stat().unwrap().counters;
-    assert_eq!((counters["keys"], counters["block_bytes"]), (1, block_bytes_before));
 }
 
 fn check(client: &mut Client, round: u64, known: &[Known; KEYS as usize]) {

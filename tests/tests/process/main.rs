@@ -47,3 +47,5 @@ mod killed_client;
 mod killed_server;
 mod other_user;
 mod stopped;
+mod submitted;
+mod workloads;

@@ -1,9 +1,8 @@
 //! GETs need no processor time of the server: they go on while it is stopped.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use kv_client::{Client, Error, Options, Outcome, Ticket};
+use kv_client::{Client, Error, Options};
 
 use crate::live::bypass::{self, KEYS, get, load, value};
 use crate::live::server::{Site, Transport};
@@ -83,47 +82,6 @@ fn gets_go_on_while_the_server_is_stopped_and_writes_end_by_their_deadline() {
     assert_eq!(client.get(b"second large").unwrap().unwrap().bytes, value_of(2, 100_000));
 }
 
-fn what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not(transport: Transport) {
-    let site = Site::over(transport);
-    let server = site.serve();
-    let mut client = site.connect(TIMEOUT);
-    client.put(b"old", b"value").unwrap();
-    server.freeze();
-    let mut tickets: HashMap<Ticket, u64> =
-        (0..200).map(|i: u64| (client.submit_put(&i.to_le_bytes(), &i.to_le_bytes()).unwrap(), i)).collect();
-    let behind = client.submit_get(&7_u64.to_le_bytes()).unwrap();
-    let aside = client.submit_get(b"old").unwrap();
-    let (mut unknown, mut not_sent) = (Vec::new(), Vec::new());
-    while let Some(done) = client.wait().unwrap() {
-        match done.outcome {
-            Outcome::Put(Err(Error::OutcomeUnknown { .. })) => {
-                unknown.push(tickets.remove(&done.ticket).unwrap())
-            }
-            Outcome::Put(Err(Error::Timeout { .. })) => not_sent.push(tickets.remove(&done.ticket).unwrap()),
-            Outcome::Get(result) if done.ticket == aside => match transport {
-                Transport::Shm | Transport::Verbs => {
-                    assert_eq!(result.unwrap().unwrap().bytes, b"value")
-                }
-                Transport::Tcp => assert!(is_timeout(&result), "{result:?}"),
-            },
-            // It waited for the PUT before it, in vain or until that had ended.
-            Outcome::Get(result) if done.ticket == behind => {
-                assert!(matches!(result, Err(Error::Timeout { .. }) | Ok(None)), "{result:?}");
-            }
-            outcome => panic!("{outcome:?}"),
-        }
-    }
-    assert!(tickets.is_empty() && !unknown.is_empty() && !not_sent.is_empty());
-    server.thaw();
-    wait_for("an answer", || client.put(b"last", b"value").ok());
-    for i in unknown {
-        assert_eq!(client.get(&i.to_le_bytes()).unwrap().unwrap().bytes, i.to_le_bytes());
-    }
-    for i in not_sent {
-        assert_eq!(client.get(&i.to_le_bytes()), Ok(None), "key {i} was not sent");
-    }
-}
-
 #[test]
 fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
     let site = Site::over(Transport::Tcp);
@@ -131,16 +89,19 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
     load(&site);
     let mut client = site.connect(TIMEOUT);
     get_all(&mut client);
+    let mut buffer = client.register(100).unwrap();
     server.freeze();
     for round in 0..2 {
         let began = Instant::now();
+        assert!(is_timeout(&client.get_into(&1_u64.to_le_bytes(), &mut buffer)));
+        assert_eq!(buffer.value(), None);
         assert!(is_timeout(&client.get(&1_u64.to_le_bytes())));
         assert!(is_timeout(&client.get(b"absent")));
         assert!(is_timeout(&client.exists(&2_u64.to_le_bytes())));
         assert!(is_timeout(&client.ping()));
         assert!(is_unknown(&client.put(&[b'w', round], b"while stopped")));
         assert!(is_unknown(&client.delete(&0_u64.to_le_bytes())));
-        assert!(began.elapsed() >= 6 * TIMEOUT);
+        assert!(began.elapsed() >= 7 * TIMEOUT);
         let keys: Vec<[u8; 8]> = (0..200).map(u64::to_le_bytes).collect();
         assert!(client.multi_get(&keys).iter().all(is_timeout));
         assert!(is_timeout(&client.server_stat()) && is_timeout(&client.warm_up()));
@@ -155,11 +116,13 @@ fn over_tcp_everything_ends_by_its_deadline_and_goes_on_when_the_server_does() {
     }
     client.put(&0_u64.to_le_bytes(), &value(0)).unwrap();
     get_all(&mut client);
+    // Memory of READs that were given up, over the same connection.
+    let found = client.get_into(&1_u64.to_le_bytes(), &mut buffer).unwrap().unwrap();
+    assert_eq!(found.bytes, value(1));
+    assert_eq!(client.stats().reconnects, 0);
 }
 
 #[test]
 fn gets_take_no_processor_time_of_the_server() {
     bypass::gets_take_no_processor_time_of_the_server(Transport::Shm);
 }
-
-over_each_transport!(what_was_submitted_to_a_stopped_server_ends_once_each_sent_or_not);

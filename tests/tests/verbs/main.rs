@@ -15,10 +15,8 @@ mod conditions;
 #[path = "../flow/expiry.rs"]
 mod expiry;
 #[path = "../flow/full.rs"]
-#[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod full;
 #[path = "../flow/reads.rs"]
-#[allow(dead_code, reason = "what fills an index takes too long in an emulated machine")]
 mod reads;
 #[path = "../flow/registered.rs"]
 mod registered;
@@ -27,7 +25,7 @@ mod shared;
 #[path = "../flow/sizes.rs"]
 mod sizes;
 
-/// Makes each scenario, a function of a `Transport`, a test over RDMA.
+/// Makes each scenario, a function of a `Transport`, a test over RDMA, connected in both ways.
 macro_rules! over_each_transport {
     ($($scenario:ident),+ $(,)?) => {
         mod verbs {
@@ -37,23 +35,48 @@ macro_rules! over_each_transport {
                 super::$scenario(crate::live::server::Transport::Verbs);
             })+
         }
+        mod verbs_cm {
+            $(#[test]
+            #[ignore = "needs an RDMA device"]
+            fn $scenario() {
+                super::$scenario(crate::live::server::Transport::VerbsCm);
+            })+
+        }
     };
 }
 
-/// What measures processor time is not tested in an emulated machine, where a thread's time is its host's, too.
+/// Makes a scenario that measures processor time a test over RDMA.
 macro_rules! over_quiet_transports {
     ($scenario:ident) => {
-        const _: fn(crate::live::server::Transport) = $scenario;
+        mod quiet {
+            #[test]
+            #[ignore = "needs an RDMA device"]
+            fn over_verbs() {
+                super::$scenario(crate::live::server::Transport::Verbs);
+            }
+        }
     };
 }
 
 #[path = "../process/crowd.rs"]
 mod crowd;
+#[path = "../process/drained.rs"]
+mod drained;
+#[path = "../process/forked.rs"]
+mod forked;
 #[path = "../process/killed_client.rs"]
 mod killed_client;
 #[path = "../process/killed_server.rs"]
 mod killed_server;
+#[path = "../process/submitted.rs"]
+mod submitted;
+#[path = "../process/workloads.rs"]
+mod workloads;
 
 mod process {
-    scenarios!(@short crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+    scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+}
+
+mod process_cm {
+    scenarios!(crate::live::server::verbs_cm_process, #[ignore = "needs an RDMA device"]);
 }

@@ -3,11 +3,14 @@
 #[path = "../live/mod.rs"]
 mod live;
 
-mod device;
 mod handshakes;
 #[cfg(feature = "verbs")]
 mod hostile;
+#[cfg(feature = "verbs")]
+mod meeting;
 mod raw_reads;
+#[cfg(feature = "verbs")]
+mod registered;
 mod stopped;
 
 /// Taken by each of these tests: they count what the device and the processors do.

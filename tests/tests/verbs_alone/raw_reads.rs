@@ -1,26 +1,17 @@
 //! Bare READs between the GETs of a benchmark: on the same queue pair, in nobody's counters.
 
-use std::process::Command;
-
 use serde_json::Value;
 
+use crate::live::PATIENCE;
+use crate::live::programs::bench_report;
 use crate::live::server::{Site, Transport};
-use crate::live::{PATIENCE, programs};
 
 const GETS: u64 = 2000;
 
 fn run(site: &Site, more: &[&str]) -> Value {
     let gets = GETS.to_string();
     let line = ["run", "--workload", "c", "--recordcount", "200", "--value-size", "1000", "--warm-index"];
-    let output = Command::new(programs::kv_bench())
-        .args(line)
-        .args(["--operationcount", &gets, "--verify", "--json", "-"])
-        .args(more)
-        .env("KV_URL", site.url())
-        .output()
-        .expect("kv-bench can be run");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+    bench_report(&site.url(), &[&line[..], &["--operationcount", &gets, "--verify"], more].concat())
 }
 
 #[test]
@@ -29,11 +20,7 @@ fn a_run_says_how_a_get_compares_with_a_bare_read() {
     let _alone = crate::alone();
     let site = Site::over(Transport::Verbs);
     let _server = site.serve();
-    let loaded = Command::new(programs::kv_bench())
-        .args(["load", "--recordcount", "200", "--value-size", "1000"])
-        .env("KV_URL", site.url())
-        .output();
-    assert!(loaded.unwrap().status.success());
+    bench_report(&site.url(), &["load", "--recordcount", "200", "--value-size", "1000"]);
 
     let with = run(&site, &["--raw-every", "2"]);
     let (get, raw) = (&with["ops"]["read"]["latency_ns"], &with["raw_read_ns"]);

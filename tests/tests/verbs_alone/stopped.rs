@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use kv_client::{Client, Error, Options};
 
-use super::device;
 use crate::live::bypass::{self, KEYS, get, load};
 use crate::live::server::{Site, Transport};
-use crate::live::{PATIENCE, not_run, value_of, wait_for};
+use crate::live::{PATIENCE, device, not_run, value_of, wait_for};
 
 /// Short, because tests wait for it; nothing depends on how short.
 const TIMEOUT: Duration = Duration::from_millis(1000);

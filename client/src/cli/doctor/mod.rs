@@ -4,11 +4,14 @@
 //! |---|---|
 //! | `memory.rs` | memory that may be locked, huge pages |
 //! | `rdma.rs` | devices, ports, GIDs, MTU, registration, a READ from this host to itself, losses |
+//! | `rdma_cm.rs` | rdma_cm, and its way to the server |
 //! | `server.rs` | the server: reachable, by which transport, READs of it, small and large |
 
 mod memory;
 #[cfg(feature = "verbs")]
 mod rdma;
+#[cfg(feature = "verbs")]
+mod rdma_cm;
 mod server;
 
 use std::fmt;

@@ -58,7 +58,11 @@ pub(super) fn check(url: &str) -> Vec<Finding> {
         }
     };
     let reaching = host_of(url).and_then(|host| local_address_towards(host).ok());
-    all.iter().flat_map(|device| check_device(&device.name, reaching)).collect()
+    let mut findings: Vec<Finding> =
+        all.iter().flat_map(|device| check_device(&device.name, reaching)).collect();
+    let protocols: Vec<_> = all.iter().map(|device| device.transport).collect();
+    findings.push(super::rdma_cm::check(url, &protocols));
+    findings
 }
 
 /// The host in a URL `scheme://host[:port][?...]`, without the brackets of an IPv6 address.
@@ -161,6 +165,11 @@ fn check_mtu(at: &str, port: &PortAttributes) -> Finding {
 
 fn check_loopback(context: &Arc<Context>, number: u8, at: &str) -> Finding {
     const CHECK: &str = "loopback READ";
+    if context.is_iwarp() {
+        let found =
+            format!("{at}: iWARP, which is connected by rdma_cm only; the probe READ of a server shows more");
+        return Finding::skipped(CHECK, found);
+    }
     match loopback(context, number) {
         Ok(took) => Finding::ok(
             CHECK,

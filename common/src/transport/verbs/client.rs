@@ -18,6 +18,7 @@ use super::work::{Read, Work};
 use crate::region::Words;
 use crate::transport::shm::spin::Spin;
 use crate::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport, UserMemory};
+use crate::verbs::cm::CmConnection;
 use crate::verbs::{
     AsyncEvent, CompletionChannel, CompletionQueue, Completions, Context, LocalPort, MemoryRegion,
     QueuePairEvent, RemoteReadable,
@@ -48,6 +49,8 @@ pub struct VerbsTransport {
     port: LocalPort,
     staging: MemoryRegion<RemoteReadable>,
     control: TcpStream,
+    /// Dropped after the queue pair, which is in `work`.
+    _cm: Option<CmConnection>,
     broken: Option<Broken>,
     spin: Spin,
     epoch: Instant,
@@ -62,11 +65,13 @@ pub(super) struct Parts {
     pub(super) port: LocalPort,
     pub(super) staging: MemoryRegion<RemoteReadable>,
     pub(super) control: TcpStream,
+    /// If rdma_cm made it.
+    pub(super) cm: Option<CmConnection>,
 }
 
 impl VerbsTransport {
     pub(super) fn new(parts: Parts) -> VerbsTransport {
-        let Parts { work, queue, channel, port, staging, control } = parts;
+        let Parts { work, queue, channel, port, staging, control, cm } = parts;
         VerbsTransport {
             work,
             queue,
@@ -76,6 +81,7 @@ impl VerbsTransport {
             port,
             staging,
             control,
+            _cm: cm,
             broken: None,
             spin: Spin::new(Spin::MIN_LOOKS, Spin::MAX_LOOKS),
             epoch: Instant::now(),

@@ -8,7 +8,8 @@
 //!
 //! Little-endian. First the server's half (kind 1; the memory is the region), then the client's (kind 2; the memory is its
 //! staging area), then the server's verdict (kind 3): status 0, it is connected; status 1, it is not, and the text says
-//! why. Half and verdict are framed as the hello is. `endpoint` is that of [`Endpoint::to_bytes`].
+//! why. Half and verdict are framed as the hello is. `endpoint` is that of [`Endpoint::to_bytes`]. Where rdma_cm connects
+//! the queue pairs, the server's half is followed by where it waits for the request, see [`super::meeting`]; the rest is the same.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -119,7 +120,7 @@ pub enum ExchangeError {
     Endpoint(#[from] EndpointError),
 }
 
-fn kind_error(expected: u32, message: &[u8]) -> ExchangeError {
+pub(super) fn kind_error(expected: u32, message: &[u8]) -> ExchangeError {
     let found = U32::ref_from_prefix(message).map_or(0, |(kind, _)| kind.get());
     ExchangeError::Kind { expected, found, found_bytes: message.len() }
 }

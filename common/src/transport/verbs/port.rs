@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::verbs::{Absence, Context, LocalPort, LocalPortError, OpenError, VerbError, absence, devices};
+use crate::verbs::{
+    Absence, Context, GidKind, LocalPort, LocalPortError, OpenError, VerbError, absence, devices,
+};
 
 /// What the user wants; what is not said is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,14 +32,6 @@ pub enum ChoosePortError {
     /// The port that was named cannot be used.
     #[error(transparent)]
     Port(#[from] LocalPortError),
-    /// It needs another way of connecting.
-    #[error(
-        "{device} is an iWARP device, whose connections are made by the RDMA connection manager only: ?cm=rdma"
-    )]
-    Iwarp {
-        /// The device.
-        device: String,
-    },
     /// The devices cannot be listed.
     #[error(transparent)]
     Verb(#[from] VerbError),
@@ -84,9 +78,6 @@ impl PortWish {
 
     fn try_device(&self, name: &str, reaching: Option<IpAddr>) -> Result<LocalPort, ChoosePortError> {
         let context = Context::open(Some(name))?;
-        if context.is_iwarp() {
-            return Err(ChoosePortError::Iwarp { device: name.to_owned() });
-        }
         let ports = match self.port {
             Some(port) => port..=port,
             None => 1..=context.attributes()?.ports.max(1),
@@ -115,10 +106,13 @@ fn log_choice(port: &LocalPort, why: &str) {
     tracing::debug!(port = %describe(port), why, "RDMA port chosen");
 }
 
-/// Device, port, GID and MTU, for people.
+/// Device, port, GID (on iWARP there is none that counts) and MTU, for people.
 pub fn describe(port: &LocalPort) -> String {
     let (gid, attributes) = (port.gid(), port.attributes());
     let name = &port.context().device().name;
+    if gid.kind == GidKind::Iwarp {
+        return format!("{name}:{} (iWARP), MTU {}", port.number(), attributes.active_mtu.bytes());
+    }
     format!(
         "{name}:{} GID {} ({}, {}), MTU {}",
         port.number(),

@@ -2,15 +2,30 @@
 #![allow(unsafe_code, reason = "calls librdmacm")]
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_sys::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::CmError;
+use super::{CmError, DEVICE_FILE};
 use crate::verbs::context::nonblocking;
 use crate::verbs::error::VerbError;
+
+/// Looks whether this process can use rdma_cm at all.
+///
+/// # Errors
+/// [`CmError::NoDeviceFile`].
+pub fn check_device_file() -> Result<(), CmError> {
+    check_device_file_at(Path::new(DEVICE_FILE))
+}
+
+/// Without its file the library would wait for it.
+fn check_device_file_at(path: &Path) -> Result<(), CmError> {
+    if path.exists() { Ok(()) } else { Err(CmError::NoDeviceFile) }
+}
 
 /// Where events of identifiers arrive.
 pub(super) struct EventChannel(NonNull<rdma_event_channel>);
@@ -27,23 +42,23 @@ pub(super) struct Event {
     pub(super) private_data: Vec<u8>,
     pub(super) reads_served_max: u8,
     pub(super) reads_started_max: u8,
-    /// A request's new identifier, which its taker has to destroy.
+    /// A request's new identifier, which its taker has to destroy. Of other events it may be gone.
     pub(super) id: *mut rdma_cm_id,
 }
 
 impl EventChannel {
-    pub(super) fn create() -> Result<EventChannel, VerbError> {
+    pub(super) fn create() -> Result<Arc<EventChannel>, CmError> {
+        check_device_file()?;
         // SAFETY: no arguments; the result is checked for null.
         let raw = NonNull::new(unsafe { rdma_sys::rdma_create_event_channel() });
-        let raw =
-            raw.ok_or_else(|| VerbError::last("rdma_create_event_channel", "/dev/infiniband/rdma_cm"))?;
+        let raw = raw.ok_or_else(|| VerbError::last("rdma_create_event_channel", DEVICE_FILE))?;
         let channel = EventChannel(raw);
         nonblocking(channel.fd()).map_err(|source| VerbError {
             verb: "fcntl",
             subject: "an event channel".into(),
             source,
         })?;
-        Ok(channel)
+        Ok(Arc::new(channel))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -74,7 +89,7 @@ impl EventChannel {
         Ok(Some(event))
     }
 
-    /// Takes one event, waiting until `until`.
+    /// Takes one event, waiting until `timeout` after `begun`.
     pub(super) fn wait(
         &self,
         what: &'static str,
@@ -164,7 +179,22 @@ fn name(kind: u32) -> &'static str {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: identifiers own or borrow their channel and are destroyed before it; destroyed once.
+        // SAFETY: identifiers keep an `Arc` of their channel and are destroyed before it; destroyed once.
         unsafe { rdma_sys::rdma_destroy_event_channel(self.0.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_missing_is_named_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rdma_cm");
+        let error = check_device_file_at(&path).unwrap_err().to_string();
+        assert!(error.contains(DEVICE_FILE) && error.contains("modprobe rdma_ucm"), "{error}");
+        std::fs::write(&path, "").unwrap();
+        assert!(check_device_file_at(&path).is_ok());
     }
 }

@@ -2,11 +2,11 @@
 #![allow(unsafe_code, reason = "calls librdmacm")]
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    ibv_access_flags, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, rdma_cm_id, rdma_conn_param,
     rdma_port_space,
 };
 
@@ -19,20 +19,21 @@ use crate::verbs::queue_pair::{
     Init, QueuePair, Rc, ReadyToReceive, ReadyToSend, RemoteRights, Reset, State,
 };
 
-/// An identifier and the channel that is its own.
+/// An identifier and the channel that its events come by.
 pub(super) struct Id {
     raw: NonNull<rdma_cm_id>,
     /// Dropped after the identifier is destroyed.
-    pub(super) channel: EventChannel,
+    pub(super) channel: Arc<EventChannel>,
 }
 
-// SAFETY: librdmacm may be called from any thread; calls that change the identifier's fields take `&mut self` or are those
-// for which the library takes its own locks.
+// SAFETY: librdmacm may be called from any thread.
 unsafe impl Send for Id {}
+// SAFETY: what takes `&self` calls functions of the library, which lock what they change, or reads fields that only change
+// in calls of the thread that resolves or binds, before the identifier is given to others.
+unsafe impl Sync for Id {}
 
 impl Id {
-    pub(super) fn create() -> Result<Id, VerbError> {
-        let channel = EventChannel::create()?;
+    pub(super) fn create(channel: Arc<EventChannel>) -> Result<Id, VerbError> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel lives, and there is a place for the identifier.
         let returned = unsafe {
@@ -49,18 +50,9 @@ impl Id {
         Ok(Id { raw, channel })
     }
 
-    /// Takes over an identifier that came with a request, and moves it to a channel of its own.
-    pub(super) fn of_request(raw: NonNull<rdma_cm_id>) -> Result<Id, VerbError> {
-        let channel = EventChannel::create().inspect_err(|_| {
-            // SAFETY: the request's event is acknowledged and the identifier belongs to whoever took the event. Destroying it
-            // rejects the request.
-            unsafe { rdma_sys::rdma_destroy_id(raw.as_ptr()) };
-        })?;
-        let id = Id { raw, channel };
-        // SAFETY: identifier and channel live; no event of the identifier is unacknowledged.
-        let returned = unsafe { rdma_sys::rdma_migrate_id(id.as_ptr(), id.channel.as_ptr()) };
-        check("rdma_migrate_id", returned, || "a request".into())?;
-        Ok(id)
+    /// Takes over an identifier that came with a request by `channel`.
+    pub(super) fn of_request(raw: NonNull<rdma_cm_id>, channel: &Arc<EventChannel>) -> Id {
+        Id { raw, channel: Arc::clone(channel) }
     }
 
     pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
@@ -105,6 +97,10 @@ impl Id {
         let returned = unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attributes, &mut mask) };
         check("rdma_init_qp_attr", returned, || format!("queue pair state {state}"))?;
         attributes.qp_access_flags = rights.flags();
+        if pair.domain().context().is_iwarp() {
+            // There the answers to this side's READs come as writes, which some adapters have to be allowed.
+            attributes.qp_access_flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        }
         correct(&mut attributes);
         // Bits above those of verbs are the kernel's own.
         let known = ibv_qp_attr_mask::IBV_QP_DEST_QPN.0 * 2 - 1;
@@ -138,13 +134,16 @@ impl Id {
         if pair.domain().context().is_iwarp() {
             return Ok(pair.assume_moved());
         }
+        let mtu_max = u32::from(options.mtu_max.code());
         let pair: QueuePair<Rc, ReadyToReceive> =
             self.step(pair, ibv_qp_state::IBV_QPS_RTR, options.rights, |attributes| {
+                attributes.path_mtu = attributes.path_mtu.min(mtu_max);
                 attributes.max_dest_rd_atomic = reads_served_max;
                 attributes.min_rnr_timer = retry.receiver_timer;
             })?;
         self.step(pair, ibv_qp_state::IBV_QPS_RTS, options.rights, |attributes| {
             attributes.max_rd_atomic = reads_started_max;
+            attributes.timeout = retry.timeout_exponent;
             attributes.retry_cnt = retry.retries;
             attributes.rnr_retry = retry.receiver_retries;
         })
@@ -175,30 +174,20 @@ pub(super) fn parameters(
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: all its events were acknowledged when they were taken, so this does not wait; destroyed once, and before its
-        // channel. No queue pair was made through it.
+        // SAFETY: events are acknowledged when they are taken, so this waits at most for the moment in which another thread
+        // takes one; destroyed once, and before its channel. No queue pair was made through it.
         if unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) } != 0 {
             tracing::error!("an identifier of rdma_cm could not be destroyed");
         }
     }
 }
 
-/// A connection that rdma_cm made. Dropping it does not disconnect, but tells nobody either.
+/// A connection that rdma_cm made. Dropping it tells the peer's rdma_cm that it is over; the queue pair is not touched, and
+/// is better brought to the error state before.
 pub struct CmConnection {
     pub(super) id: Id,
     pub(super) reads_started_max: u8,
     pub(super) reads_served_max: u8,
-}
-
-/// What happened to a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionEvent {
-    /// The peer disconnected, or rdma_cm found it gone.
-    Disconnected,
-    /// The device is being removed.
-    DeviceRemoved,
-    /// Another event, by its number in `enum rdma_cm_event_type`.
-    Other(u32),
 }
 
 impl CmConnection {
@@ -215,32 +204,5 @@ impl CmConnection {
     /// The peer's address.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.id.peer()
-    }
-
-    /// Becomes readable when [`CmConnection::next_event`] has something.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.id.channel.fd()
-    }
-
-    /// What happened, without waiting.
-    ///
-    /// # Errors
-    /// If the channel is broken.
-    pub fn next_event(&self) -> Result<Option<ConnectionEvent>, VerbError> {
-        Ok(self.id.channel.next()?.map(|event| match event.kind {
-            rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
-            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoved,
-            other => ConnectionEvent::Other(other),
-        }))
-    }
-
-    /// Tells the peer that this is the end. The queue pair is not touched: drive it to the error state.
-    ///
-    /// # Errors
-    /// If there is no connection any more.
-    pub fn disconnect(&self) -> Result<(), VerbError> {
-        // SAFETY: the identifier lives; it has no queue pair of its own that this would change.
-        let returned = unsafe { rdma_sys::rdma_disconnect(self.id.as_ptr()) };
-        check("rdma_disconnect", returned, || format!("{:?}", self.peer()))
     }
 }

@@ -4,20 +4,20 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
 
 use rdma_sys::rdma_cm_event_type;
 
 use super::address::RawAddress;
-use super::channel::Event;
+use super::channel::{Event, EventChannel};
 use super::id::{CmConnection, Id, parameters};
 use super::{CmError, CmOptions, REJECT_DATA_MAX_BYTES, REPLY_DATA_MAX_BYTES, check_private_data};
 use crate::verbs::error::{VerbError, check};
-use crate::verbs::queue_pair::{QueuePair, Rc, ReadyToSend, Reset};
+use crate::verbs::queue_pair::{Init, QueuePair, Rc, ReadyToSend, RemoteRights, Reset};
 
-const WHAT: &str = "the peer to finish the connection";
+/// On iWARP a port that the system chose may be one of TCP's that is taken: then another is asked for, so many times.
+const TRIES: usize = 8;
 
-/// Waits for requests.
+/// Waits for requests. One descriptor serves it and all connections that come of them.
 pub struct Listener {
     id: Id,
     address: SocketAddr,
@@ -31,31 +31,33 @@ pub struct Incoming {
     reads_started_max: u8,
 }
 
-/// A connection that was accepted and that the peer has to confirm.
-pub struct Accepting {
-    pair: QueuePair<Rc, ReadyToSend>,
-    connection: CmConnection,
-}
-
-/// What became of an [`Accepting`].
-pub enum Finish {
-    /// The peer has not confirmed yet.
-    Pending(Accepting),
-    /// It has.
-    Done(QueuePair<Rc, ReadyToSend>, CmConnection),
-}
-
 impl Listener {
-    /// Listens at `address` on all RDMA devices that have it; port 0 takes a free one. At most `backlog` requests wait.
+    /// Listens at `address`, and nowhere else, on the RDMA device that has it, or for an unspecified address on all; port 0
+    /// takes a free one. At most `backlog` requests wait; the system rejects the others.
     ///
     /// # Errors
-    /// If the address is taken or on no RDMA device.
-    pub fn listen(address: SocketAddr, backlog: u32) -> Result<Listener, VerbError> {
-        let id = Id::create()?;
+    /// If the address is taken or on no RDMA device. An address of the loopback is never taken: the kernel's rdma_cm would
+    /// listen on all (tried on Linux 6.1).
+    pub fn listen(address: SocketAddr, backlog: u32) -> Result<Listener, CmError> {
+        not_loopback(address)?;
+        let is_taken = |error: &CmError| matches!(error, CmError::Verb(error) if error.errno() == Some(libc::EADDRINUSE));
+        let tries = if address.port() == 0 { TRIES } else { 1 };
+        let mut last = Listener::try_listen(address, backlog);
+        for _ in 1..tries {
+            match &last {
+                Err(error) if is_taken(error) => last = Listener::try_listen(address, backlog),
+                _ => break,
+            }
+        }
+        last
+    }
+
+    fn try_listen(address: SocketAddr, backlog: u32) -> Result<Listener, CmError> {
+        let id = Id::create(EventChannel::create()?)?;
         let mut raw = RawAddress::new(address);
         // SAFETY: the identifier lives, and the address is one.
         let returned = unsafe { rdma_sys::rdma_bind_addr(id.as_ptr(), raw.as_mut_ptr()) };
-        check("rdma_bind_addr", returned, || address.to_string())?;
+        check("rdma_bind_addr", returned, || address.to_string()).map_err(no_device(address))?;
         // SAFETY: the identifier lives and is bound.
         let returned =
             unsafe { rdma_sys::rdma_listen(id.as_ptr(), i32::try_from(backlog).unwrap_or(i32::MAX).max(1)) };
@@ -69,6 +71,11 @@ impl Listener {
         self.address
     }
 
+    /// The one device that has its address; none if it listens on all.
+    pub fn device(&self) -> Option<String> {
+        self.id.device().map(|(name, _)| name)
+    }
+
     /// Becomes readable when [`Listener::next`] has something.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.id.channel.fd()
@@ -77,23 +84,36 @@ impl Listener {
     /// Takes one request, without waiting.
     ///
     /// # Errors
-    /// If the listener is broken, or one request could not be taken over.
+    /// If the listener is broken.
     pub fn next(&self) -> Result<Option<Incoming>, VerbError> {
         while let Some(event) = self.id.channel.next()? {
-            // Anything else is about a request that came to nothing.
+            // Anything else is about a connection that was accepted, and whose end is told in other ways, or that came to
+            // nothing.
             if event.kind != rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
                 continue;
             }
             let Event { id, private_data, reads_served_max, reads_started_max, .. } = event;
             let Some(id) = NonNull::new(id) else { continue };
-            return Ok(Some(Incoming {
-                id: Id::of_request(id)?,
-                private_data,
-                reads_served_max,
-                reads_started_max,
-            }));
+            let id = Id::of_request(id, &self.id.channel);
+            return Ok(Some(Incoming { id, private_data, reads_served_max, reads_started_max }));
         }
         Ok(None)
+    }
+}
+
+/// The loopback belongs to no adapter.
+pub(super) fn not_loopback(address: SocketAddr) -> Result<(), CmError> {
+    match address.ip().to_canonical() {
+        ip if ip.is_loopback() => Err(CmError::NoDevice { address: ip }),
+        _ => Ok(()),
+    }
+}
+
+/// A system that knows no RDMA device of this address says that there is no such device.
+pub(super) fn no_device(address: SocketAddr) -> impl Fn(VerbError) -> CmError {
+    move |error| match error.errno() {
+        Some(libc::ENODEV | libc::EADDRNOTAVAIL) => CmError::NoDevice { address: address.ip() },
+        _ => error.into(),
     }
 }
 
@@ -126,55 +146,36 @@ impl Incoming {
         Ok(check("rdma_reject", returned, || format!("{:?}", self.peer()))?)
     }
 
-    /// Says yes, with `pair`, which must be on the device that the request came by. Post receives before, where the peer may
-    /// send at once: with a shared receive queue.
+    /// Brings `pair` to the state in which it takes receives.
     ///
     /// # Errors
-    /// If the peer has given up, or something does not fit. Then the queue pair is destroyed.
-    pub fn accept(self, pair: QueuePair<Rc, Reset>, options: &CmOptions) -> Result<Accepting, CmError> {
+    /// If it is on another device than the one that the request came by. Then it is destroyed, as in all that follows.
+    pub fn initialize(
+        &self,
+        pair: QueuePair<Rc, Reset>,
+        rights: RemoteRights,
+    ) -> Result<QueuePair<Rc, Init>, CmError> {
+        self.id.initialize(pair, rights)
+    }
+
+    /// Says yes, with `pair`. Post receives before, because the peer may send at once. This side may not send before it has
+    /// received something: only then the peer is known to be ready.
+    ///
+    /// # Errors
+    /// If the peer has given up, or something does not fit.
+    pub fn accept(
+        self,
+        pair: QueuePair<Rc, Init>,
+        options: &CmOptions,
+    ) -> Result<(QueuePair<Rc, ReadyToSend>, CmConnection), CmError> {
         check_private_data(options.private_data, REPLY_DATA_MAX_BYTES)?;
         let reads_served_max = options.reads_served_max.min(self.reads_served_max);
         let reads_started_max = options.reads_started_max.min(self.reads_started_max);
-        let pair = self.id.initialize(pair, options.rights)?;
         let mut reply = parameters(options, &pair, reads_served_max, reads_started_max);
         let pair = self.id.ready(pair, options, reads_served_max, reads_started_max)?;
         // SAFETY: the identifier lives and has a request; the parameters are valid and so is their private data.
         let returned = unsafe { rdma_sys::rdma_accept(self.id.as_ptr(), &mut reply) };
         check("rdma_accept", returned, || format!("{:?}", self.id.peer()))?;
-        Ok(Accepting { pair, connection: CmConnection { id: self.id, reads_started_max, reads_served_max } })
-    }
-}
-
-impl Accepting {
-    /// Becomes readable when [`Accepting::try_finish`] should be called.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.connection.fd()
-    }
-
-    /// Looks whether the peer has confirmed, without waiting.
-    ///
-    /// # Errors
-    /// If it will not. Then the queue pair is destroyed.
-    pub fn try_finish(self) -> Result<Finish, CmError> {
-        match self.connection.id.channel.next()? {
-            None => Ok(Finish::Pending(self)),
-            Some(event) => self.finished_by(event).map(|(pair, connection)| Finish::Done(pair, connection)),
-        }
-    }
-
-    /// Waits until the peer has confirmed.
-    ///
-    /// # Errors
-    /// If it does not within `timeout`, or will not. Then the queue pair is destroyed.
-    pub fn finish(self, timeout: Duration) -> Result<(QueuePair<Rc, ReadyToSend>, CmConnection), CmError> {
-        let event = self.connection.id.channel.wait(WHAT, Instant::now(), timeout)?;
-        self.finished_by(event)
-    }
-
-    fn finished_by(self, event: Event) -> Result<(QueuePair<Rc, ReadyToSend>, CmConnection), CmError> {
-        if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED {
-            return Ok((self.pair, self.connection));
-        }
-        Err(event.into_error(WHAT))
+        Ok((pair, CmConnection { id: self.id, reads_started_max, reads_served_max }))
     }
 }

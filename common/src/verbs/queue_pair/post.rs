@@ -45,6 +45,10 @@ impl<K: Kind, S: Posts> QueuePair<K, S> {
         if batch.handles.iter().any(|handle| !Arc::ptr_eq(handle.domain(), &self.inner.domain)) {
             return Err(PostError::ForeignAddress);
         }
+        if self.inner.domain.context().is_iwarp() {
+            // There a SEND may complete before a READ that was posted earlier: software iWARP does it.
+            batch.fence();
+        }
         let first = batch.link();
         if first.is_null() {
             return Ok(());

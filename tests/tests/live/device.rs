@@ -16,10 +16,15 @@ fn device() -> String {
     names.into_iter().next().expect("these tests need an RDMA device")
 }
 
+/// What the device has counted by this name since it is there, if it does.
+pub(crate) fn counter(name: &str) -> Option<u64> {
+    let counters = Path::new(DEVICES).join(device()).join("ports/1/hw_counters");
+    fs::read_to_string(counters.join(name)).ok()?.trim().parse().ok()
+}
+
 /// Packets that the device has sent since it is there, if it counts them.
 pub(crate) fn sent_packets() -> Option<u64> {
-    let counters = Path::new(DEVICES).join(device()).join("ports/1/hw_counters");
-    fs::read_to_string(counters.join("sent_pkts")).ok()?.trim().parse().ok()
+    counter("sent_pkts")
 }
 
 /// Objects of all processes on the device: queue pairs, completion queues, memory regions and the like, by name.
