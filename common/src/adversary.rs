@@ -58,11 +58,17 @@ pub enum Mutant {
     UnlinkMiddleOverflow,
     /// The reader does not look at the clock when it finds a value whose time ends.
     IgnoreExpiry,
+    /// The reader goes by its own clock alone once it has read the server's.
+    TrustOwnClock,
+    /// The reader takes the server's clock for as old as it was read, though the server may have been stopped since.
+    BelieveOldWord,
+    /// The reader never lets its own clock be set back far.
+    NeverDoubtOwnClock,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 18] = [
+    pub const ALL: [Mutant; 21] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -81,6 +87,9 @@ impl Mutant {
         Mutant::ForgetTombstone,
         Mutant::UnlinkMiddleOverflow,
         Mutant::IgnoreExpiry,
+        Mutant::TrustOwnClock,
+        Mutant::BelieveOldWord,
+        Mutant::NeverDoubtOwnClock,
     ];
 }
 

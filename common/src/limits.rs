@@ -8,6 +8,9 @@ pub const KEY_MAX_BYTES: usize = 1024;
 /// Bytes of the largest value.
 pub const VALUE_MAX_BYTES: usize = 1 << 20;
 
+/// The longest time that a key can be given to live: 100 years of 365 days.
+pub const TTL_MAX_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
+
 /// Bytes of the largest block: header, key, value, expiry.
 pub const BLOCK_MAX_BYTES: usize =
     layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + layout::EXPIRY_BYTES;

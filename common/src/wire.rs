@@ -16,7 +16,7 @@ mod refusal;
 mod tests;
 
 use crate::layout::{LineNumber, Slot};
-use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, TTL_MAX_NS, VALUE_MAX_BYTES};
 
 pub use refusal::{Malformed, Refusal};
 
@@ -306,6 +306,11 @@ impl<'a> Request<'a> {
         if !op.takes_value_of(value_bytes as usize, staged.is_some()) || inline_bytes > INLINE_VALUE_MAX_BYTES
         {
             return Err(malformed(Malformed::Length));
+        }
+        if let Some(found_ns) = ttl_ns
+            && !(1..=TTL_MAX_NS).contains(&found_ns)
+        {
+            return Err(Refusal::TtlOutOfRange { found_ns });
         }
         let (key, value) = rest.split_at(key_bytes);
         let value = match staged {

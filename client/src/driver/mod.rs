@@ -63,6 +63,8 @@ pub(crate) struct Driver<T: Transport> {
     /// The place epoch and when its READ was posted; for transports whose READs take time.
     lease: Option<(u64, u64)>,
     clock: ServerClock,
+    /// When it has to be looked at again, for those that wait for it.
+    look_at_clock_ns: Option<u64>,
     blocking: Blocking,
 }
 
@@ -97,6 +99,7 @@ impl<T: Transport> Driver<T> {
             refresh: None,
             lease: None,
             clock: ServerClock::default(),
+            look_at_clock_ns: None,
             blocking: Blocking::Idle,
         };
         driver.read_view()?;
@@ -134,6 +137,7 @@ impl<T: Transport> Driver<T> {
     /// One turn: everything that can be done without waiting.
     pub(crate) fn turn(&mut self) {
         self.take_events();
+        self.look_at_clock();
         self.send_queued();
         self.post_queued_reads();
         self.end_late();
@@ -178,7 +182,7 @@ impl<T: Transport> Driver<T> {
         if self.completions.is_empty()
             && let Some(until_ns) = self.ops.iter().map(|(_, op)| op.deadline_ns).min()
         {
-            self.transport.wait(until_ns);
+            self.transport.wait(self.look_at_clock_ns.map_or(until_ns, |look_ns| look_ns.min(until_ns)));
         }
     }
 

@@ -12,6 +12,7 @@ use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
+use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context};
 use crate::op::{GetState, Kind, Outcome, SendState, Version};
@@ -92,14 +93,15 @@ impl<T: Transport> Driver<T> {
                     break;
                 }
                 Action::FoundExpiring { version, value, expires_ns } => {
-                    match self.is_expired(expires_ns) {
+                    match self.judge_expiry(expires_ns) {
                         Err(_) => return,
-                        Ok(None) => self.ask(key),
-                        Ok(Some(true)) => {
+                        Ok(Judgement::Ask) => self.ask(key),
+                        Ok(Judgement::LookAt(at_ns)) => self.wait_for_clock(key, at_ns),
+                        Ok(Judgement::Expired) => {
                             let outcome = self.ops[key].absent();
                             self.end(key, outcome);
                         }
-                        Ok(Some(false)) => {
+                        Ok(Judgement::Live) => {
                             let outcome = self.found(key, landed.as_ref(), value, version);
                             self.end(key, outcome);
                         }
@@ -179,10 +181,10 @@ impl<T: Transport> Driver<T> {
         true
     }
 
-    /// Whether a time has come by the server's clock; `None` if that is not known well enough.
-    pub(super) fn is_expired(&mut self, expires_ns: u64) -> Result<Option<bool>, Error> {
+    /// Whether a time has come by the server's clock.
+    pub(super) fn judge_expiry(&mut self, expires_ns: u64) -> Result<Judgement, Error> {
         if mutant(Mutant::IgnoreExpiry) {
-            return Ok(Some(false));
+            return Ok(Judgement::Live);
         }
         if self.transport.reads_are_loads() {
             let posted_ns = self.transport.now_ns();
@@ -192,8 +194,26 @@ impl<T: Transport> Driver<T> {
                 Err(broken) => return Err(self.broke(broken)),
             }
         }
-        let now_ns = self.clock.at(self.transport.now_ns());
-        Ok(now_ns.map(|now_ns| expires_ns <= now_ns))
+        Ok(self.clock.judge(expires_ns, self.transport.now_ns()))
+    }
+
+    /// Lets an operation wait until the server's clock has been looked at again, at `at_ns` or later.
+    fn wait_for_clock(&mut self, key: usize, at_ns: u64) {
+        self.stats.clock_looks += 1;
+        self.set_get_state(key, GetState::Refreshing);
+        self.look_at_clock_ns = Some(self.look_at_clock_ns.map_or(at_ns, |earlier| earlier.min(at_ns)));
+    }
+
+    /// Looks at the server's clock, if somebody waits for it and it is time.
+    pub(super) fn look_at_clock(&mut self) {
+        let is_due = self.look_at_clock_ns.is_some_and(|at_ns| at_ns <= self.transport.now_ns());
+        if is_due {
+            self.look_at_clock_ns = None;
+            // One that is under way looks at the clock, too.
+            if self.refresh.is_none() && self.broken.is_none() {
+                self.start_refresh(false);
+            }
+        }
     }
 
     /// Has the server answer a GET: the answer of last resort.

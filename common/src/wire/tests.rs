@@ -65,14 +65,33 @@ fn conditions_belong_to_writes_and_an_add_has_eight_bytes() {
     }
 }
 
+#[test]
+fn times_to_live_have_bounds() {
+    let request = |op, ttl_ns| {
+        let request = Request { ttl_ns: Some(ttl_ns), ..Request::new(1, 2, op, b"key", Value::Inline(b"")) };
+        Request::decode(&message(&request)).map(|request| request.ttl_ns).map_err(|(_, refusal)| refusal)
+    };
+    for op in [Op::Put, Op::Touch, Op::GetAndTouch] {
+        for ttl_ns in [1, 3_153_600_000_000_000_000] {
+            assert_eq!(request(op, ttl_ns), Ok(Some(ttl_ns)));
+        }
+        for found_ns in [0, 3_153_600_000_000_000_001, u64::MAX] {
+            assert_eq!(request(op, found_ns), Err(Refusal::TtlOutOfRange { found_ns }));
+        }
+    }
+    assert_eq!(request(Op::Delete, 1), Err(Refusal::Malformed { reason: Malformed::UnknownFlags }));
+}
+
 fn any_refusal() -> impl Strategy<Value = Refusal> {
-    (16u8..28, 1u64..7, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
+    (prop_oneof![16u8..28, Just(32)], 1u64..7, any::<u64>())
+        .prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
 }
 
 proptest! {
     #[test]
     fn requests_round_trip(
-        seq: u64, session: u64, condition in any_condition(), ttl_ns: Option<u64>, op in 1u8..9, key in proptest::collection::vec(any::<u8>(), 1..64),
+        seq: u64, session: u64, condition in any_condition(), ttl_ns in proptest::option::of(1..=TTL_MAX_NS), op in 1u8..9,
+        key in proptest::collection::vec(any::<u8>(), 1..64),
         bytes: Vec<u8>, staged: Option<(u64, u64)>,
     ) {
         let op = Op::ALL[op as usize];

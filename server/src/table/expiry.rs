@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_common::layout::{Counter, LineNumber, Place, SEGMENT_LINES, Slot};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, SEGMENT_LINES, Slot};
 use kv_common::region::bytes_of;
 use parking_lot::Mutex;
 
@@ -139,12 +139,13 @@ impl Worker {
     /// Removes the key that is in the block of `slot`, if its time is over.
     fn expire(&mut self, slot: Slot) {
         let key_bytes = self.table.lengths_of(slot.place()).key_bytes as usize;
-        if key_bytes as u64 > slot.span().bytes() {
+        // Another block by now, perhaps, and half of it.
+        if (BLOCK_HEADER_BYTES + key_bytes) as u64 > slot.span().bytes() {
             return;
         }
         let mut words = std::mem::take(&mut self.block);
         let key_words = grown(&mut words, key_bytes.div_ceil(8));
-        self.table.region.copy_out(slot.place().word() + 3, key_words);
+        self.table.region.copy_out(slot.place().word() + BLOCK_HEADER_BYTES / 8, key_words);
         let removed = self.expire_held(&bytes_of(key_words)[..key_bytes]);
         self.block = words;
         if let Some(slot) = removed {

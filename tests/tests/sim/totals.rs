@@ -69,6 +69,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         directory_refreshes,
         leases_expired,
         place_epochs,
+        clock_looks,
         asked_server,
         waited_for_own_write,
         timeouts,
@@ -93,6 +94,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.directory_refreshes += directory_refreshes;
     into.leases_expired += leases_expired;
     into.place_epochs += place_epochs;
+    into.clock_looks += clock_looks;
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;
     into.timeouts += timeouts;
