@@ -1,12 +1,14 @@
 //! What a seed determines before it begins: how bad the network is, what befalls the server, who does what to which
 //! keys.
 //!
-//! Three moods, because what brings some dangers about keeps others away:
+//! Four moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
 //! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
 //!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
 //! * a *crowd* has many keys of one home that come and go like a queue, a fast writer and many readers whose READs are
-//!   late.
+//!   late;
+//! * a *lull* has keys whose time ends, and time for that: it goes by in leaps, the server is stopped for a while now and
+//!   then, and clocks of clients leap and run too fast or too slowly.
 
 use std::time::Duration;
 
@@ -28,6 +30,9 @@ pub(crate) struct Plan {
     /// Once in so many turns a connection breaks, or the server is killed.
     pub(crate) break_one_in: u64,
     pub(crate) kill_one_in: u64,
+    /// Once in so many turns nothing happens for a while, and once in so many of these times the server is stopped.
+    pub(crate) lull_one_in: u64,
+    pub(crate) stop_one_in: u64,
     pub(crate) players: Vec<PlayerPlan>,
     pub(crate) keys: Vec<Key>,
     /// Bytes of the blocks in use.
@@ -39,12 +44,13 @@ enum Mood {
     Storm,
     Duel,
     Crowd,
+    Lull,
 }
 
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
+        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Lull]);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
@@ -57,10 +63,13 @@ impl Plan {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
                 Mood::Duel => rng.pick(&[4, 10]),
                 Mood::Crowd => 0,
+                Mood::Lull => rng.pick(&[0, 20, 100]),
             },
+            lull_one_in: if mood == Mood::Lull { rng.pick(&[50, 200]) } else { 0 },
+            stop_one_in: if mood == Mood::Lull { rng.pick(&[0, 20, 200]) } else { 0 },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
-            kill_one_in: if is_storm { rng.pick(&[0, 0, 40_000]) } else { 0 },
+            kill_one_in: if is_storm || mood == Mood::Lull { rng.pick(&[0, 0, 40_000]) } else { 0 },
             players,
             keys,
             block_bytes: draw_classes(rng, mood),
@@ -78,6 +87,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         read_late_steps_max: 400,
         late_steps_max: 0,
         burst_one_in: 0,
+        drift_ppm_max: 1000,
     };
     match mood {
         Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
@@ -89,6 +99,15 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             late_steps_max: 20,
             ..calm
         },
+        Mood::Lull => Weather {
+            switch_one_in: rng.pick(&[1, 4, 16]),
+            stall_one_in: rng.pick(&[0, 2000, 20_000]),
+            outage_one_in: rng.pick(&[0, 0, 100_000]),
+            quick_percent: rng.pick(&[50, 95]),
+            late_steps_max: rng.pick(&[0, 5, 50]),
+            drift_ppm_max: rng.pick(&[0, 100, 10_000]),
+            ..calm
+        },
         Mood::Storm => Weather {
             switch_one_in: rng.pick(&[1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
@@ -98,6 +117,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             read_late_steps_max: 400,
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
+            ..calm
         },
     }
 }
@@ -109,11 +129,13 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Storm => 3,
             Mood::Duel => 4,
             Mood::Crowd => 8,
+            Mood::Lull => 3,
         };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
         Mood::Duel => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
+        Mood::Lull => rng.pick(&[2, 6, 20]),
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
@@ -129,6 +151,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         Mood::Storm => 200 + rng.below(400),
         Mood::Duel => 600,
         Mood::Crowd => 8000,
+        Mood::Lull => 500,
     };
     let common = Common {
         operations,
@@ -137,11 +160,13 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Storm => rng.pick(&[40, 200, 400]),
             Mood::Duel => 4,
             Mood::Crowd => 0,
+            Mood::Lull => 200,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
             Mood::Duel => 10,
             Mood::Crowd => 0,
+            Mood::Lull => rng.pick(&[0, 10, 30]),
         },
     };
     let players =
@@ -199,6 +224,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
             Mood::Crowd => 90,
+            Mood::Lull => rng.pick(&[0, 40]),
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
@@ -209,11 +235,15 @@ fn draw_player(
             (Mood::Duel, _) => 100,
             (Mood::Crowd, 0) => 0,
             (Mood::Crowd, _) => 100,
+            (Mood::Lull, 0) => 60,
+            (Mood::Lull, _) => rng.pick(&[80, 95]),
         },
+        ttl_percent: if mood == Mood::Lull { 70 } else { 0 },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
+            Mood::Lull => rng.pick(&[0, 30]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },
@@ -228,6 +258,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[100, 1000, 10_000]),
             Mood::Duel => rng.pick(&[5000, 50_000]),
             Mood::Crowd => 0,
+            Mood::Lull => rng.pick(&[100, 2000]),
         },
     }
 }
@@ -241,5 +272,6 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
         Mood::Crowd => vec![64],
+        Mood::Lull => vec![64, 96, 112, 512],
     }
 }

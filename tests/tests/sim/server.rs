@@ -1,16 +1,26 @@
 //! The server as a task: one worker of the real table, over the fabric.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use kv_common::adversary::set_store_hook;
+use kv_common::layout::{Counter, superblock};
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_common::wire::{Op, Request};
 use kv_server::table::{Table, TableConfig, Worker};
 
 use crate::tasks::{Task, pause};
+
+thread_local! {
+    /// Where the time comes from.
+    static CLOCK: RefCell<Option<Fabric>> = const { RefCell::new(None) };
+}
+
+fn server_clock_ns() -> u64 {
+    CLOCK.with_borrow(|fabric| fabric.as_ref().map_or(0, Fabric::now_ns))
+}
 
 /// Bytes of memory that are cleared together when a table is given up.
 const PAGE_BYTES: usize = 4096;
@@ -113,8 +123,9 @@ impl Server {
             hash_seed: plan.hash_seed,
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
-            clock_ns: || 1,
+            clock_ns: server_clock_ns,
         };
+        CLOCK.set(Some(fabric.clone()));
         let (words, mode, fabric) = (memory.words.clone(), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
         let (mut rng, idle_one_in) = (rng.fork(), plan.idle_one_in);
@@ -127,6 +138,14 @@ impl Server {
             serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, idle_one_in, &*on_write);
         });
         Server { task, table: made, is_draining }
+    }
+
+    /// Publishes its clock, if it is up: the work of another thread than the worker's.
+    pub(crate) fn publish_clock(&self) {
+        if let Some(table) = self.table.take() {
+            table.publish_clock();
+            self.table.set(Some(table));
+        }
     }
 
     /// Lets it run for a while.
@@ -142,11 +161,13 @@ impl Server {
     }
 
     /// Ends it in peace, with no request left, and checks the table.
-    pub(crate) fn end(mut self) -> Result<(), String> {
+    /// Returns how many keys it removed because their time was over.
+    pub(crate) fn end(mut self) -> Result<u64, String> {
         self.is_draining.set(true);
         while !self.task.run() {}
         let table = self.table.take().expect("it has served");
-        table.check().map(drop).map_err(|error| format!("the table is damaged: {error:?}"))
+        table.check().map_err(|error| format!("the table is damaged: {error:?}"))?;
+        Ok(table.region().load(superblock::COUNTERS + Counter::Expired as usize))
     }
 }
 
@@ -172,6 +193,7 @@ fn serve(
         } else if is_draining.get() && !fabric.has_requests() {
             return;
         }
+        worker.sweep_expired();
         if rng.one_in(idle_one_in) {
             worker.idle();
         }

@@ -14,6 +14,11 @@ pub(crate) struct Totals {
     pub(crate) unknown: u64,
     /// Requests that the server refused: no room.
     pub(crate) refused: u64,
+    /// Writes of values whose time ends, and keys that servers which were not killed removed for it.
+    pub(crate) expiring_writes: u64,
+    pub(crate) expired: u64,
+    /// Times that the server was stopped.
+    pub(crate) stops: u64,
     /// Servers killed.
     pub(crate) kills: u64,
     pub(crate) steps: u64,
@@ -41,6 +46,9 @@ impl Totals {
         self.checked.unknown += other.checked.unknown;
         self.unknown += other.unknown;
         self.refused += other.refused;
+        self.expiring_writes += other.expiring_writes;
+        self.expired += other.expired;
+        self.stops += other.stops;
         self.kills += other.kills;
         self.steps += other.steps;
     }
