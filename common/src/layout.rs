@@ -57,7 +57,7 @@ pub mod superblock {
     /// Longest age of a place epoch that counts, in ns.
     pub const LEASE_NS: usize = 11;
 
-    /// The server's wall clock, ns since 1970.
+    /// The server's clock, ns since 1970: keys expire by it. It does not go back, and is never behind this word.
     pub const CLOCK_NS: usize = 16;
     /// Every version ever used is below this.
     pub const VERSION_CEILING: usize = 24;
@@ -98,7 +98,7 @@ pub mod superblock {
 /// First word of a region: "KVONESID" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"KVONESID");
 /// Changes whenever a byte of the layout changes its meaning.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 
 /// Counters of a worker's page, in order. Clients add up the pages of all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

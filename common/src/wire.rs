@@ -21,7 +21,7 @@ use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, TTL_MAX_NS, VALUE_MAX
 pub use refusal::{Malformed, Refusal};
 
 /// Version of the messages and of the hello; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -14,6 +14,12 @@ fn golden_request() {
     let golden = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x02\x06\x01\0\x01\0\0\0kv";
     assert_eq!(message(&request), golden);
     assert_eq!(Request::decode(golden), Ok(request));
+    let request =
+        Request { ttl_ns: Some(0x1234), ..Request::new(1, 2, Op::GetAndTouch, b"k", Value::Inline(b"")) };
+    let golden =
+        b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x07\x08\x01\0\0\0\0\0\x34\x12\0\0\0\0\0\0k";
+    assert_eq!(message(&request), golden);
+    assert_eq!(Request::decode(golden), Ok(request));
 }
 
 #[test]
