@@ -128,12 +128,14 @@ pub enum Counter {
     Adds,
     Appends,
     Touches,
+    /// Keys present whose time ends, or is over and who are not removed yet (wrapping).
+    ExpiringKeys,
     /// Keys that were removed because their time was over.
     Expired,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 20] = [
+pub const COUNTER_NAMES: [&str; 21] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -153,6 +155,7 @@ pub const COUNTER_NAMES: [&str; 20] = [
     "adds",
     "appends",
     "touches",
+    "expiring_keys",
     "expired",
 ];
 

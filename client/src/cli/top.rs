@@ -128,11 +128,13 @@ fn rates(look: &Look, before: Option<&Look>) -> String {
         of(&look.stat).saturating_sub(of(&before.stat)) as f64 / seconds
     };
     format!(
-        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; one-sided GETs are not seen",
+        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; {:.0} keys expired/s; one-sided GETs are \
+         not seen",
         rate("requests"),
         rate("puts"),
         rate("deletes"),
-        rate("gets_by_server")
+        rate("gets_by_server"),
+        rate("expired")
     )
 }
 

@@ -56,7 +56,7 @@ impl Worker {
         self.counters.sub(Counter::Keys, 1);
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
         self.counters.sub(Counter::DataBytes, lengths.data_bytes() as u64);
-        self.table.expiry.note(false, lengths.expires());
+        self.note_expiring(false, lengths.expires());
         (written, at.slot)
     }
 }

@@ -4,9 +4,10 @@
 //! looks at a block judges it: readers by what they know of the clock, the server by the clock itself. Blocks whose time is
 //! over are removed in the background, in small steps between requests, so that they give their space back.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, SEGMENT_LINES, Slot};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LINE_SLOTS, LineNumber, Place, SEGMENT_LINES, Slot};
 use kv_common::region::bytes_of;
 use parking_lot::Mutex;
 
@@ -14,36 +15,49 @@ use super::lookup::At;
 use super::worker::grown;
 use super::{Table, Worker};
 
-/// Index lines of one step: so many that a step takes some 50 us, even if each of their blocks has to be fetched.
-const SWEEP_LINES: u64 = 64;
-/// Between two steps. A sweep over a segment of the index then takes about a second and some 2 % of a processor.
-pub(crate) const SWEEP_PAUSE_NS: u64 = 2_000_000;
+/// Index lines of one step at most: it takes some 50 us then, even if each of their blocks has to be fetched, ...
+const STEP_LINES: u64 = 64;
+/// ... and keys that it removes at most, which takes as long again.
+const STEP_KEYS_MAX: usize = 64;
+/// Between two steps. A sweep takes about a second for each segment of the index, and some 2 % of a processor.
+const STEP_PAUSE_NS: u64 = 2_000_000;
+/// The same after a step that removed as many keys as it may: there is much to do, at a sixth of a processor or less.
+const BUSY_STEP_PAUSE_NS: u64 = 500_000;
 
 /// What the server keeps about expiries.
 pub(super) struct Expiry {
     clock_ns: fn() -> u64,
     /// Present keys whose time ends, wrapping.
     keys: AtomicU64,
+    /// No key expires before this, but those that the sweep under way finds.
+    soonest_ns: AtomicU64,
     sweep: Mutex<Sweep>,
 }
 
 /// How far the sweep over the index has come.
 #[derive(Default)]
 struct Sweep {
-    next_line: u64,
+    /// The index segment, and the line in it; none if no sweep is under way.
+    next: Option<(u64, u64)>,
     due_ns: u64,
 }
 
 impl Expiry {
     pub(super) fn new(clock_ns: fn() -> u64) -> Expiry {
-        Expiry { clock_ns, keys: AtomicU64::new(0), sweep: Mutex::default() }
+        let (keys, soonest_ns) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        Expiry { clock_ns, keys, soonest_ns, sweep: Mutex::default() }
     }
 
-    /// A block was replaced: whether the new and the old one expire.
-    pub(super) fn note(&self, new_expires: bool, old_expires: bool) {
-        if new_expires != old_expires {
-            let change = if new_expires { 1 } else { 1u64.wrapping_neg() };
-            self.keys.fetch_add(change, Ordering::Relaxed);
+    /// A key has a block now that expires then: a sweep has to find it, the one under way or the next.
+    pub(super) fn note_written(&self, expires_ns: u64) {
+        // Either this sees that a sweep has begun, or the sweep sees the block.
+        fence(Ordering::SeqCst);
+        self.note_soonest(expires_ns);
+    }
+
+    fn note_soonest(&self, expires_ns: u64) {
+        if expires_ns < self.soonest_ns.load(Ordering::Relaxed) {
+            self.soonest_ns.fetch_min(expires_ns, Ordering::Relaxed);
         }
     }
 }
@@ -54,9 +68,21 @@ impl Table {
         (self.expiry.clock_ns)()
     }
 
-    /// True if keys are present whose time ends: then workers sweep, and do not sleep for long.
+    /// True if keys are present whose time ends.
     pub fn has_expiring_keys(&self) -> bool {
         self.expiry.keys.load(Ordering::Relaxed) != 0
+    }
+
+    /// In how many ns the sweep for keys whose time is over goes on, or begins.
+    pub(crate) fn sweep_due_in_ns(&self) -> Option<u64> {
+        if !self.has_expiring_keys() {
+            return None;
+        }
+        let due_ns = match *self.expiry.sweep.lock() {
+            Sweep { next: Some(_), due_ns } => due_ns,
+            Sweep { next: None, .. } => self.expiry.soonest_ns.load(Ordering::Relaxed),
+        };
+        Some(due_ns.saturating_sub(self.now_ns()))
     }
 
     /// When something expires that is to live so long from now on.
@@ -82,20 +108,29 @@ impl Table {
         if shift == 0 { low } else { low | self.region.load(word + 1) << (64 - shift) }
     }
 
-    /// The next lines to sweep, if it is time; they are the caller's then.
-    fn lines_to_sweep(&self) -> Option<std::ops::Range<u64>> {
-        if !self.has_expiring_keys() {
-            return None;
-        }
-        let mut sweep = self.expiry.sweep.try_lock()?;
-        let now_ns = self.now_ns();
+    /// The first index segment whose number is not below this one.
+    fn index_segment_from(&self, segment: u64) -> Option<u64> {
+        let first = self.overflow.first_segment();
+        let segment = segment.max(first);
+        (segment < first + self.index_segments()).then_some(segment)
+    }
+
+    /// Where a sweep goes on that is due; one begins if there can be something to find.
+    fn sweep_from(&self, sweep: &mut Sweep, now_ns: u64) -> Option<(u64, u64)> {
         if now_ns < sweep.due_ns {
             return None;
         }
-        sweep.due_ns = now_ns + SWEEP_PAUSE_NS;
-        let start = sweep.next_line;
-        sweep.next_line = (start + SWEEP_LINES) % (self.index_segments() * SEGMENT_LINES);
-        Some(start..start + SWEEP_LINES)
+        if sweep.next.is_none() {
+            let soonest_ns = &self.expiry.soonest_ns;
+            if soonest_ns.load(Ordering::Relaxed) > now_ns {
+                return None;
+            }
+            // Whatever is written from now on notes its time there, and the sweep that of all it leaves.
+            soonest_ns.store(u64::MAX, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            sweep.next = self.index_segment_from(0).map(|segment| (segment, 0));
+        }
+        sweep.next
     }
 }
 
@@ -113,35 +148,76 @@ impl Worker {
         Some((version, Some(left_ns)))
     }
 
-    /// Does a bounded part of the sweep for keys whose time is over, if it is time for one.
-    pub fn sweep_expired(&mut self) {
-        let Some(lines) = self.table.lines_to_sweep() else { return };
-        let first = self.table.overflow.first_segment();
-        for number in lines {
-            let line = LineNumber::new(first + number / SEGMENT_LINES, number % SEGMENT_LINES);
-            for index in 0..kv_common::layout::LINE_SLOTS {
-                let slot = Slot(self.table.region.load(line.word() + 1 + index));
-                if !slot.is_empty() && self.seems_expired(slot) {
-                    self.expire(slot);
-                }
+    /// Notes that a block is replaced, by none perhaps: whether the new one expires, and whether the old one did.
+    pub(super) fn note_expiring(&self, new_expires: bool, old_expires: bool) {
+        let keys = &self.table.expiry.keys;
+        match (new_expires, old_expires) {
+            (true, false) => {
+                keys.fetch_add(1, Ordering::Relaxed);
+                self.counters.add(Counter::ExpiringKeys, 1);
             }
+            (false, true) => {
+                keys.fetch_sub(1, Ordering::Relaxed);
+                self.counters.sub(Counter::ExpiringKeys, 1);
+            }
+            _ => {}
         }
     }
 
-    /// A look without the stripes: the block may be another one by now, so nothing follows from it but a closer look.
-    fn seems_expired(&self, slot: Slot) -> bool {
+    /// Does a bounded part of the sweep for keys whose time is over, if it is time for one and no other worker is at it.
+    pub fn sweep_expired(&mut self) {
+        if !self.table.has_expiring_keys() {
+            return;
+        }
+        let table = Arc::clone(&self.table);
+        let Some(mut sweep) = table.expiry.sweep.try_lock() else { return };
+        let now_ns = table.now_ns();
+        let Some((segment, first)) = table.sweep_from(&mut sweep, now_ns) else { return };
+        let (mut line, mut removed) = (first, 0);
+        while line < SEGMENT_LINES.min(first + STEP_LINES) && removed < STEP_KEYS_MAX {
+            removed += self.sweep_line(LineNumber::new(segment, line), now_ns);
+            line += 1;
+        }
+        sweep.next = if line < SEGMENT_LINES {
+            Some((segment, line))
+        } else {
+            table.index_segment_from(segment + 1).map(|segment| (segment, 0))
+        };
+        let is_busy = removed >= STEP_KEYS_MAX;
+        sweep.due_ns = now_ns + if is_busy { BUSY_STEP_PAUSE_NS } else { STEP_PAUSE_NS };
+    }
+
+    /// Returns how many keys it removed.
+    fn sweep_line(&mut self, line: LineNumber, now_ns: u64) -> usize {
+        let mut removed = 0;
+        for index in 0..LINE_SLOTS {
+            let slot = Slot(self.table.region.load(line.word() + 1 + index));
+            match self.seen_expiry(slot) {
+                Some(expires_ns) if expires_ns <= now_ns => removed += usize::from(self.expire(slot)),
+                Some(expires_ns) => self.table.expiry.note_soonest(expires_ns),
+                None => {}
+            }
+        }
+        removed
+    }
+
+    /// A look without the stripes: the block may be another one by now, so nothing follows from it but a closer look, or
+    /// a sweep in vain.
+    fn seen_expiry(&self, slot: Slot) -> Option<u64> {
+        if slot.is_empty() {
+            return None;
+        }
         let lengths = self.table.lengths_of(slot.place());
-        lengths.expires()
-            && lengths.block_bytes() as u64 <= slot.span().bytes()
-            && self.table.expiry_at(slot.place(), lengths.value_end()) <= self.table.now_ns()
+        let is_whole = lengths.expires() && lengths.block_bytes() as u64 <= slot.span().bytes();
+        is_whole.then(|| self.table.expiry_at(slot.place(), lengths.value_end()))
     }
 
     /// Removes the key that is in the block of `slot`, if its time is over.
-    fn expire(&mut self, slot: Slot) {
+    fn expire(&mut self, slot: Slot) -> bool {
         let key_bytes = self.table.lengths_of(slot.place()).key_bytes as usize;
         // Another block by now, perhaps, and half of it.
         if (BLOCK_HEADER_BYTES + key_bytes) as u64 > slot.span().bytes() {
-            return;
+            return false;
         }
         let mut words = std::mem::take(&mut self.block);
         let key_words = grown(&mut words, key_bytes.div_ceil(8));
@@ -151,6 +227,7 @@ impl Worker {
         if let Some(slot) = removed {
             self.retire(slot);
         }
+        removed.is_some()
     }
 
     fn expire_held(&self, key: &[u8]) -> Option<Slot> {

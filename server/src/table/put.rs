@@ -49,7 +49,7 @@ pub(super) struct Payload {
     pub(super) span: Span,
     /// Bytes of key and value.
     pub(super) data_bytes: u64,
-    pub(super) expires: bool,
+    pub(super) expires_ns: Option<u64>,
 }
 
 /// Blocks that a write leaves behind when it has released its stripes.
@@ -139,6 +139,9 @@ impl Worker {
             Some(at) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
             Some(at) => self.update_moved(at, hash, payload, left, ack)?,
         };
+        if let Some(expires_ns) = payload.expires_ns {
+            self.table.expiry.note_written(expires_ns);
+        }
         Ok(Outcome::Written(written))
     }
 
@@ -169,7 +172,7 @@ impl Worker {
         self.counters.add(Counter::Keys, 1);
         self.counters.add(Counter::BlockBytes, payload.span.bytes());
         self.counters.add(Counter::DataBytes, payload.data_bytes);
-        self.table.expiry.note(payload.expires, false);
+        self.note_expiring(payload.expires_ns.is_some(), false);
         Ok(written)
     }
 
@@ -227,7 +230,7 @@ impl Worker {
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
             span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes + expiry_bytes),
             data_bytes: data_bytes as u64,
-            expires: expires_ns.is_some(),
+            expires_ns,
         }
     }
 
@@ -237,7 +240,7 @@ impl Worker {
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
         self.counters.add(Counter::DataBytes, payload.data_bytes);
         self.counters.sub(Counter::DataBytes, old.data_bytes() as u64);
-        self.table.expiry.note(payload.expires, old.expires());
+        self.note_expiring(payload.expires_ns.is_some(), old.expires());
     }
 
     fn clean_up(&self, left: Left) {

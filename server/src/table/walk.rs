@@ -256,6 +256,7 @@ impl Walker<'_> {
         let lengths = Lengths::decode(self.block[2]);
         let block_bytes = lengths.block_bytes();
         self.walk.report.data_bytes += lengths.data_bytes() as u64;
+        self.walk.report.expiring_keys += u64::from(lengths.expires());
         if Span::of_bytes(block_bytes) != span {
             return Err(SlotFault::Span { block_bytes });
         }
@@ -308,6 +309,7 @@ impl Walker<'_> {
             (Counter::Keys, report.keys),
             (Counter::BlockBytes, report.block_bytes),
             (Counter::DataBytes, report.data_bytes),
+            (Counter::ExpiringKeys, report.expiring_keys),
             (Counter::OverflowLines, report.overflow_lines),
         ] {
             let pages = (0..WORKERS_MAX).map(|worker| {
