@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use kv_common::hash::KeyHash;
+use kv_common::limits::TTL_MAX_NS;
 pub use kv_common::wire::Condition;
 
 use crate::error::Error;
@@ -69,9 +70,13 @@ pub struct Appended {
 pub struct PutOptions {
     /// What must hold of the key. Default: nothing.
     pub condition: Condition,
-    /// How long the value shall live. Default: without end. See [`Client::touch`](crate::Client::touch).
+    /// How long the value shall live, at most [`TTL_MAX`]. Default: without end, also if the key has an end now. See
+    /// [`Client::touch`](crate::Client::touch).
     pub ttl: Option<Duration>,
 }
+
+/// The longest time to live: 100 years of 365 days.
+pub const TTL_MAX: Duration = Duration::from_nanos(TTL_MAX_NS);
 
 /// How long a key will live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

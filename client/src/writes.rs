@@ -11,7 +11,7 @@ use crate::{Client, Error};
 
 impl Client {
     /// Stores `value` under `key`, whether it was there or not, and returns the new version. An empty value is a
-    /// value.
+    /// value. It has no end, whatever time to live the one before had.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLarge`], [`Error::Refused`] (region or index full:
@@ -128,11 +128,14 @@ impl Client {
     /// Lets `key` live for `ttl` from now on, or without end, and returns the new version. A put sets the time to live anew,
     /// adds and appends leave it as it is.
     ///
-    /// A key is absent once its time is over by the server's clock. Who reads it one-sidedly knows that clock to 50 ms: around
-    /// the end, one client may still find a key that another finds absent. The server's own answers are exact.
+    /// A key is absent once its time is over by the server's clock: for GETs, conditions, adds and appends. Who reads it
+    /// one-sidedly knows that clock to 50 ms: around the end, one client may still find a key that another finds absent. The
+    /// server's own answers, those to writes too, are exact. The client's wall clock plays no part, and time goes on while
+    /// the server is stopped.
     ///
     /// # Errors
-    /// As [`Client::put`]. An absent key is an outcome, no error.
+    /// As [`Client::put`]; [`Refusal::TtlOutOfRange`](crate::Refusal::TtlOutOfRange) for a time of 0, or more than
+    /// [`TTL_MAX`](crate::TTL_MAX). An absent key is an outcome, no error.
     pub fn touch(&mut self, key: &[u8], ttl: Option<Duration>) -> Result<Conditional<Version>, Error> {
         let write = Write::conditional(Change::Touch, Condition::Always).with_ttl(ttl);
         let ticket = self.submit_value(key, b"", |_| write)?;

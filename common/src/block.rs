@@ -266,7 +266,7 @@ mod tests {
                 crate::region::bytes_of_mut(&mut torn)[at] ^= 1;
                 assert_eq!(judge(&torn, b"key", PLACE, TABLE), Verdict::Torn, "byte {at}");
             }
-            assert_eq!(judge(&words[..(end + 7) / 8], b"key", PLACE, TABLE), Verdict::Torn, "cut");
+            assert_eq!(judge(&words[..end.div_ceil(8)], b"key", PLACE, TABLE), Verdict::Torn, "cut");
         }
         assert_eq!(expiry_of(&block(b"key", b"value")), None);
     }

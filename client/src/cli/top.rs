@@ -87,7 +87,8 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
     line("state", state(look));
     line("clients", counter("sessions").to_string());
     let keys = counter("keys");
-    line("keys", format!("{keys}, {} of keys and values", bytes(counter("data_bytes"))));
+    let expiring = counter("expiring_keys");
+    line("keys", format!("{keys}, {} of keys and values; {expiring} expire", bytes(counter("data_bytes"))));
     let slots = stat.segments.index * HOME_LINES * LINE_SLOTS as u64;
     line(
         "index",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_client::{Condition, Conditional, PutOptions, TimeToLive};
+use kv_client::{Condition, Conditional, Error, PutOptions, Refusal, TTL_MAX, TimeToLive};
 
 use crate::live::server::{Needs, Start};
 use crate::live::wait_for;
@@ -15,16 +15,16 @@ pub(crate) fn keys_end_and_count_as_absent(start: Start) {
     let mut client = server.connect();
     let mut other = server.connect();
     let names: Vec<Vec<u8>> = (0..200_u8).map(|i| vec![b'k', i]).collect();
+    let gone = |i: usize| !i.is_multiple_of(4);
     for (i, name) in names.iter().enumerate() {
         // Inline and staged, ending anywhere in a word; and some without an end.
         let value = vec![i as u8; if i % 50 == 0 { 20_000 } else { i }];
-        let ttl = (i % 4 > 0).then_some(SOON);
+        let ttl = gone(i).then_some(SOON);
         let mut options = PutOptions::from(Condition::Absent);
         options.ttl = ttl;
         assert!(matches!(client.put_with(name, &value, options), Ok(Conditional::Done(_))));
     }
     // By one-sided GETs, single and many, of two clients; those without an end stay.
-    let gone = |i: usize| i % 4 > 0;
     wait_for("the ends of the keys", || {
         let results = other.multi_get(&names);
         (0..names.len()).all(|i| gone(i) == matches!(results[i], Ok(None))).then_some(())
@@ -47,6 +47,27 @@ pub(crate) fn keys_end_and_count_as_absent(start: Start) {
     // The others' space comes back by itself.
     wait_for("the background", || (client.server_stat().unwrap().counters["keys"] == 53).then_some(()));
     assert_eq!(client.server_stat().unwrap().counters["expired"], 147);
+}
+
+pub(crate) fn times_to_live_out_of_range_are_refused(start: Start) {
+    let server = start(Needs::default());
+    let mut client = server.connect();
+    client.put(b"key", b"1").unwrap();
+    for (ttl, found_ns) in [
+        (Duration::ZERO, 0),
+        (TTL_MAX + Duration::from_nanos(1), 3_153_600_000_000_000_001),
+        (Duration::MAX, u64::MAX),
+    ] {
+        let refused = Error::Refused(Refusal::TtlOutOfRange { found_ns });
+        assert_eq!(client.put_with(b"key", b"2", PutOptions::from(ttl)), Err(refused.clone()));
+        assert_eq!(client.touch(b"key", Some(ttl)), Err(refused.clone()));
+        assert_eq!(client.get_and_touch(b"key", Some(ttl)), Err(refused));
+    }
+    assert_eq!(client.get(b"key").unwrap().unwrap().bytes, b"1");
+    assert!(matches!(client.touch(b"key", Some(TTL_MAX)), Ok(Conditional::Done(_))));
+    let Ok(TimeToLive::Left(left)) = client.ttl(b"key") else { panic!("it has an end") };
+    assert!(left <= TTL_MAX && left > TTL_MAX - LATE, "{left:?}");
+    assert_eq!(client.get(b"key").unwrap().unwrap().bytes, b"1");
 }
 
 pub(crate) fn touches_move_the_end(start: Start) {
