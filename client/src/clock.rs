@@ -11,7 +11,7 @@
 //!            word near what the own clock says: go on from the later of the two
 //!             .---.
 //!             v   |      word far from it
-//!            Kept ----------------------------> Watching <--- first look
+//!            Kept ----------------------------> Watching <--- connected
 //!             ^ ^                                | |  ^
 //!             | `--------------------------------' |  |
 //!             |   word changed between close looks |  |

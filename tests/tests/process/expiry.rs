@@ -49,13 +49,15 @@ fn time_does_not_stop_with_the_server() {
     let mut writer = site.connect(PATIENCE);
     writer.put_with(b"late", b"value", PutOptions::from(Duration::from_secs(3600))).unwrap();
     writer.put(b"endless", b"value").unwrap();
-    // One has looked at the server's clock before it is stopped, one has not.
+    // One has looked at the server's clock before it is stopped, one has not, and one will not for long.
     let mut readers = [site.connect(PATIENCE), site.connect(PATIENCE)];
+    let mut sleeper = site.connect(PATIENCE);
     assert!(readers[0].exists(b"late").unwrap());
     let mut ending: Vec<Ending> = (0..40_u8)
         .map(|i| Ending::put(&mut writer, vec![b'e', i], Duration::from_millis(400 + 40 * u64::from(i))))
         .collect();
     server.freeze();
+    let all: Vec<Vec<u8>> = ending.iter().map(|ending| ending.key.clone()).collect();
     while !ending.is_empty() {
         for reader in &mut readers {
             assert!(reader.exists(b"late").unwrap() && reader.exists(b"endless").unwrap());
@@ -65,7 +67,10 @@ fn time_does_not_stop_with_the_server() {
             found.contains(&true)
         });
     }
-    for reader in &readers {
+    // Long over: the last of these ended some 400 ms ago.
+    assert!(sleeper.multi_get(&all[..30]).iter().all(|found| *found == Ok(None)));
+    assert!(sleeper.exists(b"late").unwrap());
+    for reader in readers.iter().chain([&sleeper]) {
         assert_eq!(reader.stats().asked_server, 0);
     }
     server.thaw();
