@@ -72,8 +72,8 @@ fn what_is_no_hello_is_refused_with_the_reason() {
 #[test]
 fn answers_of_other_versions_and_damaged_ones_are_named() {
     let mut answer = Answer::Welcome(WELCOME).encode();
-    answer[8] = 5;
-    assert_eq!(Answer::decode(&answer), Err(AnswerError::WrongVersion { found: 5 }));
+    answer[8] = 99;
+    assert_eq!(Answer::decode(&answer), Err(AnswerError::WrongVersion { found: 99 }));
     let mut refusal = Answer::Refused(HelloRefusal::Garbage).encode();
     refusal[12] = 99;
     assert_eq!(Answer::decode(&refusal), Err(AnswerError::UnknownStatus { found: 99 }));
