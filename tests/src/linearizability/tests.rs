@@ -111,7 +111,7 @@ fn values_are_there_until_their_time_is_over() {
     let absent =
         |result| Kind::PutIf { when: When::Absent, result: Some(result), version: None, short: None };
     for (start, end, is_there, is_gone) in
-        [(10, 99, true, false), (101, 101, true, true), (102, 103, false, true)]
+        [(10, 99, true, false), (101, 102, true, true), (102, 103, false, true)]
     {
         assert_eq!(with(put(1), op(1, start, end, absent(IfResult::Mismatch(1)))), is_there, "{start}");
         assert_eq!(with(put(1), op(1, start, end, absent(IfResult::Done))), is_gone, "{start}");
