@@ -31,6 +31,8 @@ pub(crate) enum Action {
     Read { at_word: usize, len_words: usize },
     /// The value is at `value` in the bytes of the words just given.
     Found { version: u64, value: Range<usize> },
+    /// The same, if this time, by the server's clock, has not come; else the key is absent.
+    FoundExpiring { version: u64, value: Range<usize>, expires_ns: u64 },
     /// The key was absent at some moment since the GET began.
     Absent,
     /// The directory is stale: read it anew, then `start` again.
@@ -164,6 +166,10 @@ impl Get {
             Verdict::Found { version, value } => {
                 cx.stats.index_cache_hits += u64::from(is_cached);
                 Action::Found { version, value }
+            }
+            Verdict::Expiring { version, value, expires_ns } => {
+                cx.stats.index_cache_hits += u64::from(is_cached);
+                Action::FoundExpiring { version, value, expires_ns }
             }
             Verdict::NotLive if mutant(Mutant::DeadIsMiss) => Action::Absent,
             Verdict::NotLive => {

@@ -29,6 +29,7 @@
 //! the child must connect anew: there every call returns [`Error::UsedAfterFork`].
 
 mod cache;
+mod clock;
 mod connect;
 mod driver;
 mod error;
@@ -52,7 +53,8 @@ pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTE
 pub use kv_common::transport::Broken;
 pub use kv_common::wire::Refusal;
 pub use op::{
-    Appended, Completion, Condition, Conditional, Count, Outcome, PutOptions, Ticket, Value, Version,
+    Appended, Completion, Condition, Conditional, Count, Outcome, PutOptions, TTL_MAX, Ticket, TimeToLive,
+    Value, Version,
 };
 pub use registered::{NotSubmitted, Registered, ValueRef};
 pub use stat::ServerStat;

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::time::Duration;
 
 use kv_common::hash::KeyHash;
+use kv_common::limits::TTL_MAX_NS;
 pub use kv_common::wire::Condition;
 
 use crate::error::Error;
@@ -68,11 +70,34 @@ pub struct Appended {
 pub struct PutOptions {
     /// What must hold of the key. Default: nothing.
     pub condition: Condition,
+    /// How long the value shall live, at most [`TTL_MAX`]. Default: without end, also if the key has an end now. See
+    /// [`Client::touch`](crate::Client::touch).
+    pub ttl: Option<Duration>,
+}
+
+/// The longest time to live: 100 years of 365 days.
+pub const TTL_MAX: Duration = Duration::from_nanos(TTL_MAX_NS);
+
+/// How long a key will live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeToLive {
+    /// It is not there.
+    Absent,
+    /// Without end.
+    Forever,
+    /// So long.
+    Left(Duration),
 }
 
 impl From<Condition> for PutOptions {
     fn from(condition: Condition) -> PutOptions {
-        PutOptions { condition }
+        PutOptions { condition, ttl: None }
+    }
+}
+
+impl From<Duration> for PutOptions {
+    fn from(ttl: Duration) -> PutOptions {
+        PutOptions { condition: Condition::Always, ttl: Some(ttl) }
     }
 }
 
@@ -88,12 +113,14 @@ pub enum Outcome {
     Put(Result<Version, Error>),
     /// Of a DELETE: whether the key was there.
     Delete(Result<bool, Error>),
-    /// Of a PUT with options, or a DELETE with a condition: the version of the write.
+    /// Of a PUT with options, a DELETE with a condition, or a touch: the version of the write.
     Conditional(Result<Conditional<Version>, Error>),
     /// Of an add.
     Add(Result<Conditional<Count>, Error>),
     /// Of an append.
     Append(Result<Conditional<Appended>, Error>),
+    /// Of the question how long a key will live.
+    Ttl(Result<TimeToLive, Error>),
     /// Of a ping.
     Ping(Result<(), Error>),
 }
@@ -113,6 +140,8 @@ pub(crate) struct Write {
     pub(crate) change: Change,
     /// None of a plain PUT or DELETE, whose outcome is simpler.
     pub(crate) condition: Option<Condition>,
+    /// The time to live, in ns.
+    pub(crate) ttl_ns: Option<u64>,
 }
 
 /// What a write does to its key, with the bytes of its message.
@@ -122,15 +151,23 @@ pub(crate) enum Change {
     Delete,
     Add([u8; 8]),
     Append(Vec<u8>),
+    Touch,
+    /// These parts of the value have come.
+    GetAndTouch(Vec<u8>),
 }
 
 impl Write {
     pub(crate) fn plain(change: Change) -> Write {
-        Write { change, condition: None }
+        Write { change, condition: None, ttl_ns: None }
     }
 
     pub(crate) fn conditional(change: Change, condition: Condition) -> Write {
-        Write { change, condition: Some(condition) }
+        Write { change, condition: Some(condition), ttl_ns: None }
+    }
+
+    pub(crate) fn with_ttl(self, ttl: Option<Duration>) -> Write {
+        let ns = |ttl: Duration| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        Write { ttl_ns: ttl.map(ns), ..self }
     }
 
     /// The value of its message.
@@ -138,7 +175,7 @@ impl Write {
         match &self.change {
             Change::Put(value) | Change::Append(value) => value,
             Change::Add(delta) => delta,
-            Change::Delete => &[],
+            Change::Delete | Change::Touch | Change::GetAndTouch(_) => &[],
         }
     }
 
@@ -146,7 +183,10 @@ impl Write {
         match (&self.change, self.condition) {
             (Change::Put(_), None) => Outcome::Put(Err(error)),
             (Change::Delete, None) => Outcome::Delete(Err(error)),
-            (Change::Put(_) | Change::Delete, Some(_)) => Outcome::Conditional(Err(error)),
+            (Change::Put(_) | Change::Delete, Some(_)) | (Change::Touch, _) => {
+                Outcome::Conditional(Err(error))
+            }
+            (Change::GetAndTouch(_), _) => Outcome::Get(Err(error)),
             (Change::Add(_), _) => Outcome::Add(Err(error)),
             (Change::Append(_), _) => Outcome::Append(Err(error)),
         }
@@ -163,6 +203,9 @@ pub(crate) enum Kind {
     },
     Write {
         write: Write,
+        state: SendState,
+    },
+    Ttl {
         state: SendState,
     },
     Ping {
@@ -258,6 +301,7 @@ impl Op {
         match &self.kind {
             Kind::Get { .. } => Outcome::Get(Err(error)),
             Kind::Ping { .. } => Outcome::Ping(Err(error)),
+            Kind::Ttl { .. } => Outcome::Ttl(Err(error)),
             Kind::Write { write, state } => {
                 let is_known = *state == SendState::Queued || matches!(error, Error::Refused(_));
                 let error = if is_known { error } else { Error::OutcomeUnknown { cause: error.to_string() } };

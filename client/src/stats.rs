@@ -45,6 +45,8 @@ pub struct Stats {
     pub leases_expired: u64,
     /// Dropped all places because the place epoch had changed.
     pub place_epochs: u64,
+    /// GETs that waited for another look at the server's clock before they could say whether a key's time is over.
+    pub clock_looks: u64,
     /// GETs that were answered by the server, for whatever cause.
     pub asked_server: u64,
     /// GETs that waited for a write of the same client to the same key.

@@ -1,14 +1,17 @@
 //! Writes: each is a request to the server.
 
+use std::time::Duration;
+
 use crate::driver::check_value;
 use crate::op::{
-    Appended, Change, Condition, Conditional, Count, Outcome, PutOptions, Ticket, Version, Write,
+    Appended, Change, Condition, Conditional, Count, Outcome, PutOptions, Ticket, TimeToLive, Value, Version,
+    Write,
 };
 use crate::{Client, Error};
 
 impl Client {
     /// Stores `value` under `key`, whether it was there or not, and returns the new version. An empty value is a
-    /// value.
+    /// value. It has no end, whatever time to live the one before had.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLarge`], [`Error::Refused`] (region or index full:
@@ -122,6 +125,47 @@ impl Client {
         result
     }
 
+    /// Lets `key` live for `ttl` from now on, or without end, and returns the new version. A put sets the time to live anew,
+    /// adds and appends leave it as it is.
+    ///
+    /// A key is absent once its time is over by the server's clock: for GETs, conditions, adds and appends. Who reads it
+    /// one-sidedly knows that clock to 50 ms: around the end, one client may still find a key that another finds absent. The
+    /// server's own answers, those to writes too, are exact. The client's wall clock plays no part, and time goes on while
+    /// the server is stopped.
+    ///
+    /// # Errors
+    /// As [`Client::put`]; [`Refusal::TtlOutOfRange`](crate::Refusal::TtlOutOfRange) for a time of 0, or more than
+    /// [`TTL_MAX`](crate::TTL_MAX). An absent key is an outcome, no error.
+    pub fn touch(&mut self, key: &[u8], ttl: Option<Duration>) -> Result<Conditional<Version>, Error> {
+        let write = Write::conditional(Change::Touch, Condition::Always).with_ttl(ttl);
+        let ticket = self.submit_value(key, b"", |_| write)?;
+        self.wait_conditional(ticket)
+    }
+
+    /// The value of `key`, which lives for `ttl` from now on, or without end; `None` if it is absent.
+    ///
+    /// # Errors
+    /// As [`Client::touch`].
+    pub fn get_and_touch(&mut self, key: &[u8], ttl: Option<Duration>) -> Result<Option<Value>, Error> {
+        let write = Write::conditional(Change::GetAndTouch(Vec::new()), Condition::Always).with_ttl(ttl);
+        let ticket = self.submit_value(key, b"", |_| write)?;
+        let Outcome::Get(result) = self.driver.wait_for(ticket) else {
+            unreachable!("a get-and-touch ends as a GET")
+        };
+        result
+    }
+
+    /// How long `key` will live, asked of the server.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn ttl(&mut self, key: &[u8]) -> Result<TimeToLive, Error> {
+        self.check(key)?;
+        let ticket = self.live()?.submit_ttl(key)?;
+        let Outcome::Ttl(result) = self.driver.wait_for(ticket) else { unreachable!("it ends as asked") };
+        result
+    }
+
     /// Starts a PUT; as [`Client::submit_get`]. Writes of one client to one key happen in the order submitted.
     ///
     /// # Errors
@@ -140,8 +184,9 @@ impl Client {
         value: &[u8],
         options: impl Into<PutOptions>,
     ) -> Result<Ticket, Error> {
-        let PutOptions { condition } = options.into();
-        self.submit_value(key, value, |value| Write::conditional(Change::Put(value), condition))
+        let PutOptions { condition, ttl } = options.into();
+        let write = |value| Write::conditional(Change::Put(value), condition).with_ttl(ttl);
+        self.submit_value(key, value, write)
     }
 
     /// Starts a compare-and-set; as [`Client::submit_put_with`].

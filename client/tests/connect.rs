@@ -81,7 +81,7 @@ impl Backing {
             hash_seed: 6,
             incarnation: 7,
             first_version: 1,
-            now_ns: 1,
+            clock_ns: || 1,
         };
         let table = Table::create(region.words.clone(), &config).unwrap();
         let owner = OwnerKeeper::start(&region.words, superblock::OWNER * 8).unwrap();

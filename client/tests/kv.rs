@@ -108,6 +108,34 @@ fn conditions_counters_and_appends() {
 }
 
 #[test]
+fn times_to_live() {
+    let store = Store::new();
+    store.kv(&["ttl", "key"]).assert(1, "");
+    store.kv(&["touch", "key", "5s"]).assert(1, "");
+    let first = store.kv(&["put", "key", "value", "--ttl", "2h"]).number();
+    let left = String::from_utf8(store.kv(&["ttl", "key"]).out).unwrap();
+    let seconds: f64 = left.trim_end().strip_suffix('s').unwrap().parse().unwrap();
+    assert!((7000.0..=7200.0).contains(&seconds), "{left}");
+    assert!(store.kv(&["touch", "key"]).number() > first);
+    assert_eq!(store.kv(&["ttl", "key"]).out, b"forever\n");
+    let shell = store.kv_with(&["shell"], b"ttl key\nttl absent\ntouch absent 5s\ntouch key soon\n");
+    assert_eq!(
+        shell.text(),
+        "forever\n(not found)\n(not found)\nerror: touch wants a key and a time, for instance 30s, or none\n"
+    );
+    store.kv(&["put", "key", "no", "--ttl", "0"]).assert(4, "a time to live of 0 ns");
+    store.kv(&["touch", "key", "40000d"]).assert(4, "100 years");
+    assert_eq!(store.kv(&["get", "key"]).out, b"value");
+    store.kv(&["touch", "key", "1ms"]).assert(0, "");
+    for _ in 0..1000 {
+        if store.kv(&["get", "key"]).code == Some(1) {
+            return store.kv(&["exists", "key"]).assert(1, "");
+        }
+    }
+    panic!("it is over");
+}
+
+#[test]
 fn wrong_usage_ends_with_2_and_a_reason() {
     let store = Store::new();
     let long_key = "k".repeat(1025);
@@ -130,6 +158,7 @@ fn wrong_usage_ends_with_2_and_a_reason() {
         (&["cas", "key", "one", "value"], "one"),
         (&["put", "key", "value", "--if-absent", "--if-present"], "cannot be used with"),
         (&["add", "key", "1.5"], "1.5"),
+        (&["put", "key", "value", "--ttl", "soon"], "500ms, 30s, 2h"),
         (&["load", missing], missing),
         (&["verify", missing], missing),
         (&["--timeout-ms", "soon", "ping"], "soon"),

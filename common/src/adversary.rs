@@ -75,11 +75,19 @@ pub enum Mutant {
     ReuseWithoutLease,
     /// The reader accepts a block whose place it learned under another place epoch.
     SkipPlaceEpoch,
+    /// The reader does not look at the clock when it finds a value whose time ends.
+    IgnoreExpiry,
+    /// The reader goes by its own clock alone once it has read the server's.
+    TrustOwnClock,
+    /// The reader takes the server's clock for as old as it was read, though the server may have been stopped since.
+    BelieveOldWord,
+    /// The reader never lets its own clock be set back far.
+    NeverDoubtOwnClock,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 28] = [
+    pub const ALL: [Mutant; 32] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -108,6 +116,10 @@ impl Mutant {
         Mutant::KeepPlaceEpoch,
         Mutant::ReuseWithoutLease,
         Mutant::SkipPlaceEpoch,
+        Mutant::IgnoreExpiry,
+        Mutant::TrustOwnClock,
+        Mutant::BelieveOldWord,
+        Mutant::NeverDoubtOwnClock,
     ];
 }
 

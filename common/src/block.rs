@@ -8,14 +8,16 @@ use std::ops::Range;
 
 use crate::adversary::{Mutant, mutant};
 use crate::hash::payload_hash;
-use crate::layout::{BLOCK_HEADER_BYTES, BLOCK_HEADER_WORDS, Lengths, NOT_LIVE, Place};
+use crate::layout::{
+    BLOCK_HEADER_BYTES, BLOCK_HEADER_WORDS, EXPIRES, EXPIRY_BYTES, Lengths, NOT_LIVE, Place,
+};
 use crate::limits::{KEY_MAX_BYTES, VALUE_MAX_BYTES};
 use crate::region::{bytes_of, bytes_of_mut};
 
 /// Keeps the factor of the check far from 0 for every place of a table whose id is small: 2^64 / the golden ratio.
 const CHECK_KEY: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What the bytes of a READ turned out to be. Only `Found` and `OtherKey` are facts; the rest says "look again".
+/// What the bytes of a READ turned out to be. Only `Found`, `Expiring` and `OtherKey` are facts; the rest says "look again".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The wanted key's value, as it was when word 0 was fetched.
@@ -24,6 +26,15 @@ pub enum Verdict {
         version: u64,
         /// Where the value lies in the bytes that were judged.
         value: Range<usize>,
+    },
+    /// The same of a value whose time ends: if it has ended, the key is absent.
+    Expiring {
+        /// See `Found`.
+        version: u64,
+        /// See `Found`.
+        value: Range<usize>,
+        /// When it ends, ns since 1970 by the server's clock.
+        expires_ns: u64,
     },
     /// The block is being written or is dead.
     NotLive,
@@ -56,20 +67,25 @@ pub fn check_of(hash: u64, version: u64, place: Place, table_id: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Writes the payload of the block of `key` and `value` into `words`, private memory that starts with the block's word
+/// Writes the payload of the block of `key` and `value`, and of their expiry if they have one, into `words`, private memory that starts with the block's word
 /// 2: the words after the last byte's are not touched, those before it are. Returns the bytes of the payload.
 ///
 /// Panics if key or value exceed their limits or the payload does not fit: the caller has checked them.
-pub fn encode_payload(words: &mut [u64], key: &[u8], value: &[u8]) -> usize {
+pub fn encode_payload(words: &mut [u64], key: &[u8], value: &[u8], expires_ns: Option<u64>) -> usize {
     assert!(!key.is_empty() && key.len() <= KEY_MAX_BYTES, "a key has 1 to {KEY_MAX_BYTES} bytes");
     assert!(value.len() <= VALUE_MAX_BYTES, "a value has at most {VALUE_MAX_BYTES} bytes");
-    let lengths = Lengths { value_bytes: value.len() as u32, key_bytes: key.len() as u16, flags: 0 };
-    let (key_end, end) = (8 + key.len(), 8 + key.len() + value.len());
+    let flags = if expires_ns.is_some() { EXPIRES } else { 0 };
+    let lengths = Lengths { value_bytes: value.len() as u32, key_bytes: key.len() as u16, flags };
+    let (key_end, value_end) = (8 + key.len(), 8 + key.len() + value.len());
+    let end = value_end + expires_ns.map_or(0, |_| EXPIRY_BYTES);
     words[end.div_ceil(8) - 1] = 0;
     words[0] = lengths.encode();
     let bytes = bytes_of_mut(words);
     bytes[8..key_end].copy_from_slice(key);
-    bytes[key_end..end].copy_from_slice(value);
+    bytes[key_end..value_end].copy_from_slice(value);
+    if let Some(expires_ns) = expires_ns {
+        bytes[value_end..end].copy_from_slice(&expires_ns.to_le_bytes());
+    }
     end
 }
 
@@ -86,7 +102,7 @@ pub fn encode(
     table_id: u64,
 ) -> usize {
     assert!(version & NOT_LIVE == 0, "versions are below 2^63");
-    let payload_bytes = encode_payload(&mut words[2..], key, value);
+    let payload_bytes = encode_payload(&mut words[2..], key, value, None);
     words[0] = version;
     words[1] = check(&bytes_of(&words[2..])[..payload_bytes], version, place, table_id);
     2 + payload_bytes.div_ceil(8)
@@ -105,9 +121,12 @@ pub fn judge(words: &[u64], key: &[u8], place: Place, table_id: u64) -> Verdict 
     }
     let version = word0 & !NOT_LIVE;
     let lengths = Lengths::decode(words[2]);
-    let end = lengths.block_bytes();
+    if lengths.flags != 0 {
+        return judge_expiring(words, key, place, table_id);
+    }
+    let end = lengths.value_end();
     let bytes = bytes_of(words);
-    if end > bytes.len() || lengths.flags != 0 {
+    if end > bytes.len() {
         return Verdict::Torn;
     }
     let is_whole = mutant(Mutant::SkipCheck) || check(&bytes[16..end], version, place, table_id) == words[1];
@@ -118,6 +137,33 @@ pub fn judge(words: &[u64], key: &[u8], place: Place, table_id: u64) -> Verdict 
         return Verdict::Torn;
     }
     Verdict::Found { version, value: BLOCK_HEADER_BYTES + lengths.key_bytes as usize..end }
+}
+
+/// The same for a live block with flags: apart, so that those without do not pay for it.
+#[cold]
+fn judge_expiring(words: &[u64], key: &[u8], place: Place, table_id: u64) -> Verdict {
+    let version = words[0] & !NOT_LIVE;
+    let lengths = Lengths::decode(words[2]);
+    let bytes = bytes_of(words);
+    let Some(payload) = bytes.get(16..lengths.block_bytes()).filter(|_| lengths.flags == EXPIRES) else {
+        return Verdict::Torn;
+    };
+    if !mutant(Mutant::SkipCheck) && check(payload, version, place, table_id) != words[1] {
+        return Verdict::Torn;
+    }
+    let key_end = BLOCK_HEADER_BYTES + lengths.key_bytes as usize;
+    if !is_key(&bytes[BLOCK_HEADER_BYTES..key_end], key) {
+        return Verdict::OtherKey;
+    }
+    let expires_ns = expiry_of(words).expect("the flag is set and the block is whole");
+    Verdict::Expiring { version, value: key_end..lengths.value_end(), expires_ns }
+}
+
+/// When a block expires whose words are known to be whole; `None` if it does not, or the lengths do not fit.
+pub fn expiry_of(words: &[u64]) -> Option<u64> {
+    let lengths = Lengths::decode(*words.get(2)?);
+    let bytes = bytes_of(words).get(lengths.value_end()..).filter(|_| lengths.expires())?;
+    bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
 #[inline]
@@ -200,6 +246,31 @@ mod tests {
         }
     }
 
+    /// Behind a value that ends anywhere in a word, and under the check.
+    #[test]
+    fn an_expiry_is_found_and_proved() {
+        for len in 0..20 {
+            let value: Vec<u8> = (0..len).collect();
+            let mut words = vec![u64::MAX; 16];
+            words[0] = 42;
+            let bytes = encode_payload(&mut words[2..], b"key", &value, Some(0x1234_5678_9abc_def0));
+            assert_eq!(bytes, 8 + 3 + len as usize + 8);
+            words[1] = check(&bytes_of(&words[2..])[..bytes], 42, PLACE, TABLE);
+            let (end, expires_ns) = (27 + len as usize, 0x1234_5678_9abc_def0);
+            let found = Verdict::Expiring { version: 42, value: 27..end, expires_ns };
+            assert_eq!(judge(&words, b"key", PLACE, TABLE), found);
+            assert_eq!(judge(&words, b"kez", PLACE, TABLE), Verdict::OtherKey);
+            assert_eq!(expiry_of(&words), Some(expires_ns));
+            for at in end..end + 8 {
+                let mut torn = words.clone();
+                crate::region::bytes_of_mut(&mut torn)[at] ^= 1;
+                assert_eq!(judge(&torn, b"key", PLACE, TABLE), Verdict::Torn, "byte {at}");
+            }
+            assert_eq!(judge(&words[..end.div_ceil(8)], b"key", PLACE, TABLE), Verdict::Torn, "cut");
+        }
+        assert_eq!(expiry_of(&block(b"key", b"value")), None);
+    }
+
     #[test]
     fn a_key_that_differs_in_any_one_byte_is_another_key() {
         for len in 1..40 {
@@ -241,10 +312,10 @@ mod tests {
 
         #[test]
         fn plausible_lengths_in_arbitrary_words_do_not_panic(
-            mut words in proptest::collection::vec(any::<u64>(), 3..40), value_bytes in 0u32..400, key_bytes in 0u16..400,
+            mut words in proptest::collection::vec(any::<u64>(), 3..40), value_bytes in 0u32..400, key_bytes in 0u16..400, flags in 0u16..3,
         ) {
             words[0] &= !NOT_LIVE;
-            words[2] = Lengths { value_bytes, key_bytes, flags: 0 }.encode();
+            words[2] = Lengths { value_bytes, key_bytes, flags }.encode();
             let verdict = judge(&words, b"key", PLACE, TABLE);
             prop_assert_eq!(verdict, Verdict::Torn);
         }

@@ -11,7 +11,7 @@
 //! line      | header | slot 0 | slot 1 | ... | slot 6 |        8 words
 //! header    | depth:6 | moving:1 | overflow:1 | prefix:24 | next:16 | home:16 |      bit 0 on the left
 //! slot      | place:40 | span:8 | fingerprint:16 |             zero: empty
-//! block     | word 0 | check | value length:32, key length:16, flags:16 | key | value |
+//! block     | word 0 | check | value length:32, key length:16, flags:16 | key | value | expiry:64 if a flag says so |
 //! ```
 
 /// Bytes of a granule, the unit of places and spans.
@@ -57,7 +57,7 @@ pub mod superblock {
     /// Longest age of a place epoch that counts, in ns.
     pub const LEASE_NS: usize = 11;
 
-    /// The server's wall clock, ns since 1970.
+    /// The server's clock, ns since 1970: keys expire by it. It does not go back, and is never behind this word.
     pub const CLOCK_NS: usize = 16;
     /// Every version ever used is below this.
     pub const VERSION_CEILING: usize = 24;
@@ -152,10 +152,15 @@ pub enum Counter {
     SegmentsReused,
     /// Writes that found no room and waited for a segment.
     WritesWaited,
+    Touches,
+    /// Keys present whose time ends, or is over and who are not removed yet (wrapping).
+    ExpiringKeys,
+    /// Keys that were removed because their time was over.
+    Expired,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 25] = [
+pub const COUNTER_NAMES: [&str; 28] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -181,6 +186,9 @@ pub const COUNTER_NAMES: [&str; 25] = [
     "blocks_moved",
     "segments_reused",
     "writes_waited",
+    "touches",
+    "expiring_keys",
+    "expired",
 ];
 
 const _: () = assert!(COUNTER_NAMES.len() <= superblock::COUNTER_WORDS);
@@ -510,9 +518,14 @@ pub struct Lengths {
     pub value_bytes: u32,
     /// Bytes of the key.
     pub key_bytes: u16,
-    /// Nothing is defined yet; a reader that meets a flag it does not know refuses the block.
+    /// 0 or [`EXPIRES`]; a reader that meets a flag it does not know refuses the block.
     pub flags: u16,
 }
+
+/// Flag of a block: the 8 bytes behind the value say when it expires, in ns since 1970 by the server's clock.
+pub const EXPIRES: u16 = 1;
+/// Bytes of an expiry.
+pub const EXPIRY_BYTES: usize = 8;
 
 impl Lengths {
     /// As a word.
@@ -527,10 +540,28 @@ impl Lengths {
         Lengths { value_bytes: word as u32, key_bytes: (word >> 32) as u16, flags: (word >> 48) as u16 }
     }
 
-    /// Bytes of the whole block. At most 2^33, so it cannot overflow.
+    /// Bytes of the block up to the end of its value. At most 2^33, so it cannot overflow.
+    #[inline]
+    pub fn value_end(self) -> usize {
+        BLOCK_HEADER_BYTES + self.data_bytes()
+    }
+
+    /// Bytes of the whole block.
     #[inline]
     pub fn block_bytes(self) -> usize {
-        BLOCK_HEADER_BYTES + self.key_bytes as usize + self.value_bytes as usize
+        self.value_end() + if self.expires() { EXPIRY_BYTES } else { 0 }
+    }
+
+    /// Bytes of key and value.
+    #[inline]
+    pub fn data_bytes(self) -> usize {
+        self.key_bytes as usize + self.value_bytes as usize
+    }
+
+    /// True if an expiry follows the value.
+    #[inline]
+    pub fn expires(self) -> bool {
+        self.flags & EXPIRES != 0
     }
 }
 

@@ -8,8 +8,12 @@ pub const KEY_MAX_BYTES: usize = 1024;
 /// Bytes of the largest value.
 pub const VALUE_MAX_BYTES: usize = 1 << 20;
 
-/// Bytes of the largest block: header, key, value.
-pub const BLOCK_MAX_BYTES: usize = layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES;
+/// The longest time that a key can be given to live: 100 years of 365 days.
+pub const TTL_MAX_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
+
+/// Bytes of the largest block: header, key, value, expiry.
+pub const BLOCK_MAX_BYTES: usize =
+    layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + layout::EXPIRY_BYTES;
 
 /// The smallest region: superblock, directory, one index segment, and five for values.
 pub const REGION_MIN_BYTES: u64 = 8 * layout::SEGMENT_BYTES;

@@ -1,12 +1,12 @@
 //! Messages between client and server, the same on every transport that carries them.
 //!
 //! ```text
-//! request  | seq:64 | session:64 | operand:64 | op:8 flags:8 key_bytes:16 value_bytes:32 | [staged: offset:64 hash:64] | key | value |
+//! request  | seq:64 | session:64 | operand:64 | op:8 flags:8 key_bytes:16 value_bytes:32 | [staged: offset:64 hash:64] | [ttl:64] | key | value |
 //! reply    | seq:64 | version:64 | place_epoch:64 | line:64 | slot:64 | status:8 flags:8 slot_index:16 total_bytes:32 | chunk |
 //! ```
 //!
 //! Flags of a request: bit 0, the value is staged; bits 1 and 2, the kind of the condition, whose version, if it names one,
-//! is the operand. Little-endian. Decoding yields a typed message or a [`Refusal`] that names the reason; any bytes may come.
+//! is the operand; bit 3, a time to live is there. Little-endian. Decoding yields a typed message or a [`Refusal`] that names the reason; any bytes may come.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,12 +16,12 @@ mod refusal;
 mod tests;
 
 use crate::layout::{LineNumber, Slot};
-use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, TTL_MAX_NS, VALUE_MAX_BYTES};
 
 pub use refusal::{Malformed, Refusal};
 
 /// Version of the messages and of the hello; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -60,12 +60,15 @@ struct ReplyHeader {
 pub const REQUEST_HEADER_BYTES: usize = size_of::<RequestHeader>();
 /// Bytes between the header and the key of a request whose value is staged.
 pub const STAGED_HEADER_BYTES: usize = size_of::<StagedHeader>();
+/// Bytes of a time to live.
+const TTL_BYTES: usize = 8;
+/// Bytes before the key, at most.
+const REQUEST_HEADER_BYTES_MAX: usize = REQUEST_HEADER_BYTES + STAGED_HEADER_BYTES + TTL_BYTES;
 /// Bytes of a reply before its chunk.
 pub const REPLY_HEADER_BYTES: usize = size_of::<ReplyHeader>();
 
 const _: () = assert!(
-    REQUEST_HEADER_BYTES + size_of::<StagedHeader>() + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES
-        <= crate::ring::MESSAGE_MAX_BYTES
+    REQUEST_HEADER_BYTES_MAX + KEY_MAX_BYTES + INLINE_VALUE_MAX_BYTES <= crate::ring::MESSAGE_MAX_BYTES
 );
 const _: () =
     assert!(REPLY_HEADER_BYTES + crate::limits::REPLY_CHUNK_BYTES <= crate::ring::MESSAGE_MAX_BYTES);
@@ -73,6 +76,7 @@ const _: () =
 const STAGED: u8 = 1;
 const CONDITION_SHIFT: u32 = 1;
 const CONDITION: u8 = 3 << CONDITION_SHIFT;
+const TTL: u8 = 8;
 const MORE: u8 = 1;
 const HINT: u8 = 2;
 
@@ -92,14 +96,21 @@ pub enum Op {
     Add = 4,
     /// Put the value behind the one that is there; an absent key has an empty one.
     Append = 5,
+    /// Give the key another time to live, or none.
+    Touch = 6,
+    /// The same, and the value.
+    GetAndTouch = 7,
+    /// How long the key will live: 8 bytes, the ns that are left; none if it has no end.
+    Ttl = 8,
 }
 
 impl Op {
-    const ALL: [Op; 6] = [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append];
+    const ALL: [Op; 9] =
+        [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append, Op::Touch, Op::GetAndTouch, Op::Ttl];
 
     /// True if it changes its key.
     pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get)
+        !matches!(self, Op::Ping | Op::Get | Op::Ttl)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
@@ -107,8 +118,15 @@ impl Op {
         match self {
             Op::Put | Op::Append => true,
             Op::Add => value_bytes == size_of::<i64>() && !is_staged,
-            Op::Ping | Op::Get | Op::Delete => value_bytes == 0 && !is_staged,
+            Op::Ping | Op::Get | Op::Delete | Op::Touch | Op::GetAndTouch | Op::Ttl => {
+                value_bytes == 0 && !is_staged
+            }
         }
+    }
+
+    /// True if a time to live may come with it.
+    fn takes_ttl(self) -> bool {
+        matches!(self, Op::Put | Op::Touch | Op::GetAndTouch)
     }
 }
 
@@ -185,6 +203,8 @@ pub struct Request<'a> {
     pub op: Op,
     /// What must hold for a write to be done.
     pub condition: Condition,
+    /// How long the value shall live, in ns; without end if `None`.
+    pub ttl_ns: Option<u64>,
     /// The key; empty for [`Op::Ping`].
     pub key: &'a [u8],
     /// The value; empty and inline for operations that have none.
@@ -192,9 +212,9 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request without a condition.
+    /// A request without a condition or a time to live.
     pub fn new(seq: u64, session: u64, op: Op, key: &'a [u8], value: Value<'a>) -> Request<'a> {
-        Request { seq, session, op, condition: Condition::Always, key, value }
+        Request { seq, session, op, condition: Condition::Always, ttl_ns: None, key, value }
     }
 
     /// The header of the message; key and inline value follow it in this order.
@@ -210,16 +230,18 @@ impl<'a> Request<'a> {
             session: self.session.into(),
             operand: operand.into(),
             op: self.op as u8,
-            flags: flags | kind << CONDITION_SHIFT,
+            flags: flags | kind << CONDITION_SHIFT | if self.ttl_ns.is_some() { TTL } else { 0 },
             key_bytes: (self.key.len() as u16).into(),
             value_bytes: value_bytes.into(),
         };
-        let mut bytes = RequestBytes { bytes: [0; REQUEST_HEADER_BYTES + 16], used: REQUEST_HEADER_BYTES };
+        let mut bytes = RequestBytes { bytes: [0; REQUEST_HEADER_BYTES_MAX], used: REQUEST_HEADER_BYTES };
         bytes.bytes[..REQUEST_HEADER_BYTES].copy_from_slice(header.as_bytes());
         if let Value::Staged { offset_bytes, hash, .. } = self.value {
             let staged = StagedHeader { offset_bytes: offset_bytes.into(), hash: hash.into() };
-            bytes.bytes[REQUEST_HEADER_BYTES..].copy_from_slice(staged.as_bytes());
-            bytes.used += 16;
+            bytes.push(staged.as_bytes());
+        }
+        if let Some(ttl_ns) = self.ttl_ns {
+            bytes.push(&ttl_ns.to_le_bytes());
         }
         bytes
     }
@@ -248,7 +270,11 @@ impl<'a> Request<'a> {
         let (key_bytes, value_bytes) = (header.key_bytes.get() as usize, header.value_bytes.get());
         let condition =
             Condition::decode((header.flags & CONDITION) >> CONDITION_SHIFT, header.operand.get());
-        if header.flags & !(STAGED | CONDITION) != 0 || (condition != Condition::Always && !op.is_write()) {
+        let has_ttl = header.flags & TTL != 0;
+        if header.flags & !(STAGED | CONDITION | TTL) != 0
+            || (condition != Condition::Always && !op.is_write())
+            || (has_ttl && !op.takes_ttl())
+        {
             return Err(malformed(Malformed::UnknownFlags));
         }
         let staged = match header.flags & STAGED {
@@ -256,6 +282,11 @@ impl<'a> Request<'a> {
             _ => Some(StagedHeader::ref_from_prefix(rest).map_err(|_| malformed(Malformed::Short))?),
         };
         let rest = staged.map_or(rest, |(_, rest)| rest);
+        let (ttl_ns, rest) = match rest.split_first_chunk() {
+            _ if !has_ttl => (None, rest),
+            Some((ttl, rest)) => (Some(u64::from_le_bytes(*ttl)), rest),
+            None => return Err(malformed(Malformed::Short)),
+        };
         let inline_bytes = if staged.is_some() { 0 } else { value_bytes as usize };
         if rest.len() != key_bytes + inline_bytes {
             return Err(malformed(Malformed::Length));
@@ -276,6 +307,11 @@ impl<'a> Request<'a> {
         {
             return Err(malformed(Malformed::Length));
         }
+        if let Some(found_ns) = ttl_ns
+            && !(1..=TTL_MAX_NS).contains(&found_ns)
+        {
+            return Err(Refusal::TtlOutOfRange { found_ns });
+        }
         let (key, value) = rest.split_at(key_bytes);
         let value = match staged {
             None => Value::Inline(value),
@@ -286,14 +322,21 @@ impl<'a> Request<'a> {
             },
         };
         let (seq, session) = (header.seq.get(), header.session.get());
-        Ok(Request { seq, session, op, condition, key, value })
+        Ok(Request { seq, session, op, condition, ttl_ns, key, value })
     }
 }
 
 /// An encoded request header.
 pub struct RequestBytes {
-    bytes: [u8; REQUEST_HEADER_BYTES + 16],
+    bytes: [u8; REQUEST_HEADER_BYTES_MAX],
     used: usize,
+}
+
+impl RequestBytes {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.used..self.used + bytes.len()].copy_from_slice(bytes);
+        self.used += bytes.len();
+    }
 }
 
 /// Where the key's slot is now: the writer's own index cache follows.

@@ -76,10 +76,24 @@ impl Worker {
                 self.count(Counter::GetsByServer);
                 reply_value(seq, self.get(request.key), ack.sink);
             }
+            Op::Ttl => {
+                let found = self.ttl(request.key);
+                let left = found.and_then(|(_, left_ns)| left_ns).map(u64::to_le_bytes);
+                let chunk = left.as_ref().map_or(&[][..], |left| left);
+                let status = if found.is_some() { Status::Done } else { Status::NotFound };
+                let reply = Reply::new(seq, status, found.map_or(0, |(version, _)| version));
+                (ack.sink)(&Reply { total_bytes: chunk.len() as u32, chunk, ..reply });
+            }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
                 self.count_condition(request.condition, &outcome);
-                ack.after_stores(&outcome);
+                match outcome {
+                    Outcome::Written(Written { version, .. }) if request.op == Op::GetAndTouch => {
+                        let bytes = self.changed_value();
+                        reply_value(seq, Some(Value { version, bytes }), ack.sink);
+                    }
+                    _ => ack.after_stores(&outcome),
+                }
             }
         }
         Ok(())
@@ -91,7 +105,7 @@ impl Worker {
         staging: Option<&Words>,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
-        let Request { op, key, condition, .. } = *request;
+        let Request { op, key, condition, ttl_ns, .. } = *request;
         if op == Op::Delete {
             return Ok(self.delete(key, condition, ack));
         }
@@ -103,9 +117,10 @@ impl Worker {
                     (Counter::Adds, Change::Add(delta))
                 }
                 Op::Append => (Counter::Appends, Change::Append(value)),
+                Op::Touch | Op::GetAndTouch => (Counter::Touches, Change::Touch(ttl_ns)),
                 _ => {
                     self.count(Counter::Puts);
-                    return self.put(key, value, condition, ack);
+                    return self.put(key, value, ttl_ns, condition, ack);
                 }
             };
             self.count(counter);

@@ -53,6 +53,7 @@ impl Summary {
             requests = rise(Counter::Requests),
             puts = rise(Counter::Puts),
             deletes = rise(Counter::Deletes),
+            expired = rise(Counter::Expired),
             gets_by_server = rise(Counter::GetsByServer),
             refused = rise(Counter::Refused),
             keys = sums[Counter::Keys as usize],

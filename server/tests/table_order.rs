@@ -6,6 +6,7 @@ mod table_support;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
 use kv_common::block::{self, Verdict};
@@ -13,14 +14,15 @@ use kv_common::layout::{LINE_SLOTS, LINE_WORDS, Slot, WINDOW_WORDS};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, bytes_of};
 use kv_common::wire::{Op, Request, Status, Value};
-use kv_server::table::{Worker, walk};
-use table_support::{Client, Look, SESSION, keys_of_one_home, look, table};
+use kv_server::table::{Table, Worker, walk};
+use table_support::{Client, Look, SESSION, keys_of_one_home, live, look, pass, sweep, table};
 
 /// The value of the key, or `None` while it is absent.
 type Truth = Option<Vec<u8>>;
 
 /// Readers of one key, and what they must not see.
 struct Readers {
+    table: Arc<Table>,
     region: ReadWords,
     view: TableView,
     key: Vec<u8>,
@@ -47,7 +49,7 @@ impl Readers {
         for slot in &self.slots {
             let mut words = vec![0; self.view.block_words(*slot).unwrap()];
             self.region.copy_out(slot.place().word(), &mut words);
-            let verdict = block::judge(&words, &self.key, slot.place(), self.view.table_id);
+            let verdict = live(block::judge(&words, &self.key, slot.place(), self.view.table_id));
             if let Verdict::Found { value, .. } = verdict {
                 seen.push(Some(bytes_of(&words)[value].to_vec()));
             }
@@ -75,6 +77,7 @@ fn violations_of(mutant: Option<Mutant>) -> Vec<String> {
     let overflow_key = keys.pop().unwrap();
     for key in [b"a key with a window of its own".to_vec(), overflow_key.to_vec()] {
         let readers = Rc::new(RefCell::new(Readers {
+            table: Arc::clone(&table),
             region: table.region().read_only().clone(),
             view: walk::view_of(table.region()).unwrap(),
             key: key.clone(),
@@ -126,8 +129,34 @@ fn play(worker: &mut Worker, key: &[u8], readers: &Rc<RefCell<Readers>>) {
             );
         }
         write(worker, Op::Delete, key, None, readers);
+        ends(worker, key, round, readers);
         // The blocks come back, and the next round uses them again.
         worker.idle();
+    }
+}
+
+/// Values whose time ends, is moved, and is over: then the key is written again, or removed in the background.
+fn ends(worker: &mut Worker, key: &[u8], round: u8, readers: &Rc<RefCell<Readers>>) {
+    const HOUR: u64 = 3_600_000_000_000;
+    for (size, again) in [(20, Some(20)), (300, Some(20)), (5000, Some(5000)), (20, None)] {
+        let value = vec![round; size];
+        let put =
+            |ttl_ns| Request { ttl_ns, ..Request::new(1, SESSION, Op::Put, key, Value::Inline(&value)) };
+        request(worker, &put(Some(HOUR)), Some(value.clone()), readers);
+        for ttl_ns in [None, Some(HOUR), Some(1)] {
+            let touch = Request { ttl_ns, ..Request::new(1, SESSION, Op::Touch, key, Value::Inline(b"")) };
+            request(worker, &touch, Some(value.clone()), readers);
+        }
+        pass(1);
+        readers.borrow_mut().new = None;
+        match again {
+            Some(size) => write(worker, Op::Put, key, Some(vec![round + 1; size]), readers),
+            None => {
+                let table = Arc::clone(&readers.borrow().table);
+                looking_between_stores(readers, || sweep(worker, &table));
+                assert!(!table.has_expiring_keys(), "it is removed");
+            }
+        }
     }
 }
 
@@ -145,8 +174,10 @@ fn write_with(
     new: Truth,
     readers: &Rc<RefCell<Readers>>,
 ) {
-    let value = Value::Inline(sent);
-    let request = Request::new(1, SESSION, op, key, value);
+    request(worker, &Request::new(1, SESSION, op, key, Value::Inline(sent)), new, readers);
+}
+
+fn request(worker: &mut Worker, request: &Request, new: Truth, readers: &Rc<RefCell<Readers>>) {
     let message = request.parts(&request.header()).concat();
     {
         let mut readers = readers.borrow_mut();
@@ -154,17 +185,23 @@ fn write_with(
         readers.new = new;
         readers.is_new = false;
     }
+    looking_between_stores(readers, || {
+        worker.handle(SESSION, &message, None, &mut |reply| {
+            assert_eq!(reply.status, Status::Done);
+            let mut readers = readers.borrow_mut();
+            readers.is_new = true;
+            let slot = reply.hint.expect("writes say where the key is").slot;
+            if !slot.is_empty() && !readers.slots.contains(&slot) {
+                readers.slots.push(slot);
+            }
+        });
+    });
+}
+
+fn looking_between_stores(readers: &Rc<RefCell<Readers>>, act: impl FnOnce()) {
     let looking = Rc::clone(readers);
     set_store_hook(Some(Rc::new(move |_address| looking.borrow_mut().look())));
-    worker.handle(SESSION, &message, None, &mut |reply| {
-        assert_eq!(reply.status, Status::Done);
-        let mut readers = readers.borrow_mut();
-        readers.is_new = true;
-        let slot = reply.hint.expect("writes say where the key is").slot;
-        if !slot.is_empty() && !readers.slots.contains(&slot) {
-            readers.slots.push(slot);
-        }
-    });
+    act();
     set_store_hook(None);
     readers.borrow_mut().look();
 }

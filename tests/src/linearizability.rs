@@ -6,8 +6,15 @@
 //!   that were still in flight;
 //! * versions of a key rise in the order of its writes;
 //! * a write with a condition happens exactly if the condition holds of what the key has before it.
+//!
+//! A value whose time ends is absent from then on. When that is, is known to lie between two times of the server's clock; an
+//! operation can have found the value there if it began before the later one, and absent if it ended after the earlier one.
+//! Whoever reads without the server's help knows the clock to [`READERS_KNOW_TO_NS`].
 
 use std::collections::HashSet;
+
+/// How far those who read by themselves may be off when they judge whether the time of a value is over, as documented.
+pub const READERS_KNOW_TO_NS: u64 = 50_000_000;
 
 /// One operation on the key. Starts and ends are numbers that no two of them share.
 #[derive(Clone, Debug)]
@@ -18,6 +25,10 @@ pub struct Op {
     pub start: u64,
     /// When its result was known; `None` if it never was: it happened at any time after its start, or never.
     pub end: Option<u64>,
+    /// The server's clock at start and end.
+    pub clock_ns: (u64, u64),
+    /// Of a write: the earliest and the latest time at which its value may expire; `None` if it does not.
+    pub expires_ns: Option<(u64, u64)>,
     /// What, and with which result.
     pub kind: Kind,
 }
@@ -134,6 +145,8 @@ struct Search<'a> {
     by_version: Vec<usize>,
     /// Versions of which the write is known.
     versions: HashSet<u64>,
+    /// Some value expires.
+    has_expiries: bool,
     /// Sum over the operations done of a random number each: stands for their set.
     set: u128,
     tried: HashSet<(u128, usize)>,
@@ -164,6 +177,7 @@ impl<'a> Search<'a> {
             is_waited_for,
             by_version,
             versions: ops.iter().filter_map(version).collect(),
+            has_expiries: ops.iter().any(|op| op.expires_ns.is_some()),
             set: 0,
             tried: HashSet::new(),
             fewest_open: usize::MAX,
@@ -218,10 +232,10 @@ impl<'a> Search<'a> {
         candidates.iter().filter(|&&j| j != i).any(|&j| {
             self.is_read_of(j, next)
                 || match &self.ops[j].kind {
-                    Kind::Delete { found } => next != ABSENT && *found == Some(true),
+                    Kind::Delete { found } => *found == Some(true) && self.is_there(next, j),
                     Kind::PutIf { when, result: None | Some(IfResult::Done), .. }
                     | Kind::DeleteIf { when, result: None | Some(IfResult::Done) } => {
-                        self.can_hold(*when, next)
+                        self.can_hold(*when, next, j)
                     }
                     _ => false,
                 }
@@ -230,7 +244,11 @@ impl<'a> Search<'a> {
 
     /// Of deletes that have happened, the one that ended first does as well as any other that no operation of the same
     /// client waits for: exchanged for each other, both still lie between their starts and ends.
+    /// (Unless values expire: then it matters which of them is the one that each found.)
     fn without_later_deletes(&self, mut known: Vec<usize>) -> Vec<usize> {
+        if self.has_expiries {
+            return known;
+        }
         let is_delete = |i: usize| matches!(self.ops[i].kind, Kind::Delete { found: Some(true) });
         let first = known.iter().copied().filter(|&i| is_delete(i)).min_by_key(|&i| self.ops[i].end);
         known.retain(|&i| !is_delete(i) || Some(i) == first || self.is_waited_for[i]);
@@ -243,7 +261,7 @@ impl<'a> Search<'a> {
         let mut kinds = HashSet::new();
         let is_first = |&i: &usize| match &self.ops[i].kind {
             Kind::Delete { .. } => kinds.insert(None),
-            Kind::Put { version: None, short } => kinds.insert(Some(short)),
+            Kind::Put { version: None, short } => kinds.insert(Some((short, self.ops[i].expires_ns))),
             _ => true,
         };
         unknown.filter(is_first).collect()
@@ -268,34 +286,60 @@ impl<'a> Search<'a> {
     /// Whether operation `i` changes nothing and returned what it returns in `state`.
     fn is_read_of(&self, i: usize, state: usize) -> bool {
         match &self.ops[i].kind {
-            Kind::GetAbsent => state == ABSENT,
-            Kind::GetWrite { write } => state == *write,
+            Kind::GetAbsent => self.seems_absent(state, i, READERS_KNOW_TO_NS),
+            Kind::GetWrite { write } => state == *write && self.seems_there(state, i, READERS_KNOW_TO_NS),
             Kind::GetShort { value, version: seen } => {
-                state != ABSENT
+                self.seems_there(state, i, READERS_KNOW_TO_NS)
                     && short(&self.ops[state]).is_some_and(|short| short == value)
                     && self.can_have_version(state, *seen)
             }
-            Kind::Delete { found } => *found == Some(false) && state == ABSENT,
+            Kind::Delete { found } => *found == Some(false) && self.is_absent(state, i),
             Kind::PutIf { when, result: Some(IfResult::NotFound), .. }
             | Kind::DeleteIf { when, result: Some(IfResult::NotFound) } => {
-                state == ABSENT && *when != When::Absent
+                self.is_absent(state, i) && *when != When::Absent
             }
             Kind::PutIf { when, result: Some(IfResult::Mismatch(seen)), .. }
             | Kind::DeleteIf { when, result: Some(IfResult::Mismatch(seen)) } => {
                 let is_unmet = *when != When::Present && *when != When::Version(*seen);
-                state != ABSENT && is_unmet && self.can_have_version(state, *seen)
+                self.is_there(state, i) && is_unmet && self.can_have_version(state, *seen)
             }
             Kind::PutIf { .. } | Kind::DeleteIf { .. } | Kind::Put { .. } => false,
         }
     }
 
-    /// Whether a condition holds in `state`, or may hold.
-    fn can_hold(&self, when: When, state: usize) -> bool {
+    /// Whether a condition holds in `state`, or may hold, for operation `i`.
+    fn can_hold(&self, when: When, state: usize, i: usize) -> bool {
         match when {
-            When::Absent => state == ABSENT,
-            When::Present => state != ABSENT,
-            When::Version(expected) => state != ABSENT && self.can_have_version(state, expected),
+            When::Absent => self.is_absent(state, i),
+            When::Present => self.is_there(state, i),
+            When::Version(expected) => self.is_there(state, i) && self.can_have_version(state, expected),
         }
+    }
+
+    /// Whether the server can have found the key absent in `state`, for operation `i`.
+    fn is_absent(&self, state: usize, i: usize) -> bool {
+        self.seems_absent(state, i, 0)
+    }
+
+    fn is_there(&self, state: usize, i: usize) -> bool {
+        self.seems_there(state, i, 0)
+    }
+
+    /// The same of somebody who knows the server's clock so well.
+    fn seems_absent(&self, state: usize, i: usize, known_to_ns: u64) -> bool {
+        let (_, ended_ns) = self.ops[i].clock_ns;
+        self.ops.get(state).is_none_or(|write| {
+            write
+                .expires_ns
+                .is_some_and(|(earliest_ns, _)| earliest_ns <= ended_ns.saturating_add(known_to_ns))
+        })
+    }
+
+    fn seems_there(&self, state: usize, i: usize, known_to_ns: u64) -> bool {
+        let (began_ns, _) = self.ops[i].clock_ns;
+        self.ops.get(state).is_some_and(|write| {
+            write.expires_ns.is_none_or(|(_, latest_ns)| began_ns < latest_ns.saturating_add(known_to_ns))
+        })
     }
 
     /// Whether the write has this version, or may have it: nobody knows the version of the one or the write of the other.
@@ -307,13 +351,13 @@ impl<'a> Search<'a> {
     fn after(&self, i: usize, state: usize) -> Option<usize> {
         match &self.ops[i].kind {
             Kind::Put { .. } => self.is_next_version(i).then_some(i),
-            Kind::Delete { found } => (state != ABSENT && *found != Some(false)).then_some(ABSENT),
+            Kind::Delete { found } => (self.is_there(state, i) && *found != Some(false)).then_some(ABSENT),
             Kind::PutIf { when, result: None | Some(IfResult::Done), .. } => {
-                (self.can_hold(*when, state) && self.is_next_version(i)).then_some(i)
+                (self.can_hold(*when, state, i) && self.is_next_version(i)).then_some(i)
             }
             // With nothing there it changes nothing, whatever was wanted.
             Kind::DeleteIf { when, result: None | Some(IfResult::Done) } => {
-                (state != ABSENT && self.can_hold(*when, state)).then_some(ABSENT)
+                (self.is_there(state, i) && self.can_hold(*when, state, i)).then_some(ABSENT)
             }
             _ => None,
         }
@@ -375,99 +419,4 @@ fn short(op: &Op) -> Option<&Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn op(client: u32, start: u64, end: u64, kind: Kind) -> Op {
-        Op { client, start, end: (end != 0).then_some(end), kind }
-    }
-
-    fn put(version: u64) -> Kind {
-        Kind::Put { version: Some(version), short: None }
-    }
-
-    fn is_explained(ops: &[Op]) -> bool {
-        check(ops) == Verdict::Explained
-    }
-
-    #[test]
-    fn reads_agree_with_a_moment_between_their_start_and_end() {
-        let write = |write| Kind::GetWrite { write };
-        let history =
-            |kind, start, end| vec![op(0, 1, 2, put(1)), op(0, 4, 8, put(2)), op(1, start, end, kind)];
-        let sorted = |mut ops: Vec<Op>| {
-            ops.sort_by_key(|op| op.start);
-            ops
-        };
-        assert!(is_explained(&sorted(history(write(0), 5, 6))), "still the old value");
-        assert!(is_explained(&sorted(history(write(1), 5, 6))), "already the new value");
-        assert!(!is_explained(&sorted(history(write(0), 9, 10))), "the old value after the write");
-        assert!(!is_explained(&sorted(history(Kind::GetAbsent, 9, 10))), "nothing deleted it");
-        let back = [op(0, 1, 2, put(1)), op(0, 4, 20, put(2)), op(1, 5, 6, write(1)), op(1, 7, 8, write(0))];
-        assert!(!is_explained(&back), "new, then old");
-    }
-
-    #[test]
-    fn unknown_writes_happen_late_or_never() {
-        let unknown = op(0, 3, 0, Kind::Put { version: None, short: None });
-        let get = |write| op(1, 10, 11, Kind::GetWrite { write });
-        let again = |write| op(1, 12, 13, Kind::GetWrite { write });
-        assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0)]));
-        assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0), again(1)]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), unknown, get(1), again(0)]));
-    }
-
-    #[test]
-    fn a_client_sees_its_own_writes_in_flight() {
-        let ops = |client| {
-            [op(0, 1, 2, put(1)), op(0, 3, 9, put(2)), op(client, 4, 5, Kind::GetWrite { write: 0 })]
-        };
-        assert!(is_explained(&ops(1)));
-        assert!(!is_explained(&ops(0)));
-    }
-
-    #[test]
-    fn deletes_of_a_key_that_is_not_there_do_not_stand_in_for_others() {
-        let delete = |found| Kind::Delete { found: Some(found) };
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 9, delete(true)), op(2, 4, 5, delete(false))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, delete(false)), op(2, 5, 6, delete(true))]));
-    }
-
-    #[test]
-    fn versions_rise_and_compare_and_set_compares() {
-        assert!(!is_explained(&[op(0, 1, 2, put(5)), op(0, 3, 4, put(4))]));
-        let cas = |expected, result, version| Kind::PutIf {
-            when: When::Version(expected),
-            result: Some(result),
-            version,
-            short: None,
-        };
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(1, IfResult::Done, Some(2)))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::Done, Some(8)))]));
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::Mismatch(1), None))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, cas(7, IfResult::NotFound, None))]));
-        let absent =
-            |result, version| Kind::PutIf { when: When::Absent, result: Some(result), version, short: None };
-        assert!(is_explained(&[op(0, 1, 2, absent(IfResult::Done, Some(1)))]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, absent(IfResult::Done, Some(2)))]));
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, absent(IfResult::Mismatch(1), None))]));
-        assert!(!is_explained(&[op(0, 1, 2, absent(IfResult::NotFound, None))]));
-        // Of two that insert if absent, one does.
-        assert!(!is_explained(&[
-            op(0, 1, 6, absent(IfResult::Done, Some(1))),
-            op(1, 2, 5, absent(IfResult::Done, Some(2))),
-        ]));
-        let delete_if = |when, result| Kind::DeleteIf { when, result: Some(result) };
-        let version = |expected| delete_if(When::Version(expected), IfResult::Done);
-        assert!(is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, version(1)), op(1, 5, 6, Kind::GetAbsent)]));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(0, 3, 4, put(2)), op(1, 5, 6, version(1))]));
-        let mismatch = delete_if(When::Version(1), IfResult::Mismatch(1));
-        assert!(!is_explained(&[op(0, 1, 2, put(1)), op(1, 3, 4, mismatch)]));
-        let deletes = [
-            op(0, 1, 2, put(1)),
-            op(0, 3, 6, Kind::Delete { found: Some(true) }),
-            op(1, 4, 5, Kind::Delete { found: Some(true) }),
-        ];
-        assert!(!is_explained(&deletes), "deleted twice");
-    }
-}
+mod tests;

@@ -22,6 +22,8 @@ pub enum Call {
     Put {
         /// Bytes of the value.
         len_bytes: usize,
+        /// How long it shall live, in ns.
+        ttl_ns: Option<u64>,
     },
     /// To delete.
     Delete,
@@ -31,6 +33,8 @@ pub enum Call {
         when: When,
         /// Bytes of the value.
         len_bytes: usize,
+        /// How long it shall live, in ns.
+        ttl_ns: Option<u64>,
     },
     /// To delete if a condition holds.
     DeleteIf {
@@ -71,6 +75,8 @@ struct Record {
     call: Call,
     start: u64,
     end: u64,
+    /// The server's clock then.
+    clock_ns: (u64, u64),
     back: Option<Return>,
     /// The newest write of the key's only writer that was acknowledged when this operation began.
     acknowledged: usize,
@@ -99,6 +105,7 @@ pub struct Oracle {
     keys: Vec<Key>,
     ops: Vec<Record>,
     clock: u64,
+    server_ns: u64,
     single: BTreeMap<(u32, usize), SingleWriter>,
     /// The write that a version belongs to, by life and version.
     versions: BTreeMap<(u32, u64), usize>,
@@ -123,10 +130,17 @@ impl Oracle {
             keys,
             ops: Vec::new(),
             clock: 0,
+            server_ns: 0,
             single: BTreeMap::new(),
             versions: BTreeMap::new(),
             version_of: BTreeMap::new(),
         }
+    }
+
+    /// It is this time by the server's clock, for operations that begin and end from now on. Only those who let values
+    /// expire have to say.
+    pub fn set_server_clock(&mut self, server_ns: u64) {
+        self.server_ns = server_ns;
     }
 
     /// The keys.
@@ -138,15 +152,15 @@ impl Oracle {
     pub fn begin(&mut self, life: u32, client: u32, key: usize, call: Call) -> OpId {
         self.clock += 1;
         let acknowledged = self.single.get(&(life, key)).map_or(0, |single| single.acknowledged);
-        let (start, end) = (self.clock, 0);
-        self.ops.push(Record { life, key, client, call, start, end, back: None, acknowledged });
+        let (start, end, clock_ns) = (self.clock, 0, (self.server_ns, u64::MAX));
+        self.ops.push(Record { life, key, client, call, start, end, clock_ns, back: None, acknowledged });
         OpId(self.ops.len() - 1)
     }
 
     /// The value that a write stores.
     pub fn value(&self, op: OpId) -> Vec<u8> {
         let record = &self.ops[op.0];
-        let (Call::Put { len_bytes } | Call::PutIf { len_bytes, .. }) = record.call else {
+        let (Call::Put { len_bytes, .. } | Call::PutIf { len_bytes, .. }) = record.call else {
             panic!("{:?} stores nothing", record.call)
         };
         value::make(op.0 as u32, &self.keys[record.key].bytes, len_bytes)
@@ -161,6 +175,7 @@ impl Oracle {
             return Err(format!("operation {op:?} ended twice: {before:?}, then {back:?}"));
         }
         (record.end, record.back) = (clock, Some(back.clone()));
+        record.clock_ns.1 = self.server_ns;
         let record = record.clone();
         match &back {
             Return::Found { version, bytes } => self.found(op, &record, *version, bytes),
@@ -191,7 +206,7 @@ impl Oracle {
         let Some(write) = value::write_of(bytes) else { return self.found_short(op, record, version, bytes) };
         let is_true = self.ops.get(write as usize).is_some_and(|written| {
             let len_bytes = match written.call {
-                Call::Put { len_bytes } | Call::PutIf { len_bytes, .. } => len_bytes,
+                Call::Put { len_bytes, .. } | Call::PutIf { len_bytes, .. } => len_bytes,
                 Call::Get | Call::Delete | Call::DeleteIf { .. } => return false,
             };
             written.life == record.life
@@ -249,8 +264,15 @@ impl Oracle {
     pub fn describe(&self, op: OpId) -> String {
         let record = &self.ops[op.0];
         format!(
-            "operation {} of client {} on key {}: {:?} in life {}, {}..{}",
-            op.0, record.client, record.key, record.call, record.life, record.start, record.end
+            "operation {} of client {} on key {}: {:?} in life {}, {}..{}, {:?} ns",
+            op.0,
+            record.client,
+            record.key,
+            record.call,
+            record.life,
+            record.start,
+            record.end,
+            record.clock_ns
         )
     }
 
@@ -316,16 +338,24 @@ impl Oracle {
                 None => Kind::GetShort { value: bytes.clone(), version: *version },
             },
             (Call::Get, _) => Kind::GetAbsent,
-            (Call::Put { len_bytes }, _) => Kind::Put { version, short: short(len_bytes) },
+            (Call::Put { len_bytes, .. }, _) => Kind::Put { version, short: short(len_bytes) },
             (Call::Delete, back) => Kind::Delete {
                 found: if let Some(Return::Deleted(found)) = back { Some(*found) } else { None },
             },
-            (Call::PutIf { when, len_bytes }, back) => {
+            (Call::PutIf { when, len_bytes, .. }, back) => {
                 Kind::PutIf { when, result: if_result(back.as_ref()), version, short: short(len_bytes) }
             }
             (Call::DeleteIf { when }, back) => Kind::DeleteIf { when, result: if_result(back.as_ref()) },
         };
-        Ok(Op { client: record.client, start: record.start, end: is_known.then_some(record.end), kind })
+        let ttl_ns = match record.call {
+            Call::Put { ttl_ns, .. } | Call::PutIf { ttl_ns, .. } => ttl_ns,
+            _ => None,
+        };
+        // What is not known to have ended may happen at any time.
+        let clock_ns = (record.clock_ns.0, if is_known { record.clock_ns.1 } else { u64::MAX });
+        let until = |ttl_ns: u64| (clock_ns.0.saturating_add(ttl_ns), clock_ns.1.saturating_add(ttl_ns));
+        let (client, start, end) = (record.client, record.start, is_known.then_some(record.end));
+        Ok(Op { client, start, end, clock_ns, expires_ns: ttl_ns.map(until), kind })
     }
 }
 

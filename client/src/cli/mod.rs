@@ -5,6 +5,7 @@
 #[cfg(feature = "verbs")]
 mod devices;
 mod doctor;
+mod duration;
 mod files;
 mod shell;
 mod top;
@@ -55,6 +56,13 @@ enum Command {
     Add(writes::AddArguments),
     /// Put bytes behind the value of KEY and print how many it has now. An absent key counts as an empty value.
     Append(writes::AppendArguments),
+    /// Let KEY live for a time from now on, or without end, and print the new version.
+    Touch(writes::TouchArguments),
+    /// Print how long KEY will live, or `forever`; exit code 1 if it is not there.
+    Ttl {
+        /// The key.
+        key: OsString,
+    },
     /// Store VALUE under KEY if the key's version is VERSION, and print the new version: the same as `put --if-version`.
     Cas {
         /// The key.
@@ -171,6 +179,8 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
         Command::Del(delete_arguments) => writes::delete(&mut client, delete_arguments),
         Command::Add(add_arguments) => writes::add(&mut client, add_arguments),
         Command::Append(append_arguments) => writes::append(&mut client, append_arguments),
+        Command::Touch(touch_arguments) => writes::touch(&mut client, touch_arguments),
+        Command::Ttl { key } => writes::ttl(&mut client, key.as_bytes()),
         Command::Cas { key, version, value } => {
             writes::compare_and_set(&mut client, key.as_bytes(), *version, value.as_bytes())
         }

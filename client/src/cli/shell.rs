@@ -2,11 +2,12 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use kv_client::Client;
+use kv_client::{Client, TimeToLive};
 
-use super::{CliError, End, io};
+use super::{CliError, End, duration, io};
 
-const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | add KEY NUMBER | append KEY VALUE | exists KEY | ping | help | quit";
+const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | add KEY NUMBER | append KEY VALUE | exists KEY | \
+                    touch KEY [TIME] | ttl KEY | ping | help | quit";
 
 pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
     let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -61,6 +62,12 @@ fn answer(client: &mut Client, line: &[u8]) -> Result<Option<Vec<u8>>, CliError>
             let (key, value) = split_word(rest);
             format!("{} bytes", client.append(key, value)?.value_bytes).into_bytes()
         }
+        b"touch" => touch(client, rest)?,
+        b"ttl" => match client.ttl(rest)? {
+            TimeToLive::Absent => not_found(),
+            TimeToLive::Forever => b"forever".to_vec(),
+            TimeToLive::Left(left) => duration::format(left).into_bytes(),
+        },
         b"exists" => {
             if client.exists(rest)? {
                 b"yes".to_vec()
@@ -72,6 +79,19 @@ fn answer(client: &mut Client, line: &[u8]) -> Result<Option<Vec<u8>>, CliError>
         b"help" => HELP.into(),
         other => format!("error: no command {:?}; {HELP}", String::from_utf8_lossy(other)).into_bytes(),
     }))
+}
+
+fn touch(client: &mut Client, rest: &[u8]) -> Result<Vec<u8>, CliError> {
+    let (key, time) = split_word(rest);
+    let ttl = match std::str::from_utf8(time).map(duration::parse) {
+        _ if time.is_empty() => None,
+        Ok(Ok(ttl)) => Some(ttl),
+        _ => return Ok(b"error: touch wants a key and a time, for instance 30s, or none".to_vec()),
+    };
+    Ok(match client.touch(key, ttl)?.done() {
+        Some(version) => format!("version {version}").into_bytes(),
+        None => b"(not found)".to_vec(),
+    })
 }
 
 /// The first word and, after the white space behind it, the rest.

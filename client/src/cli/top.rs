@@ -87,7 +87,8 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
     line("state", state(look));
     line("clients", counter("sessions").to_string());
     let keys = counter("keys");
-    line("keys", format!("{keys}, {} of keys and values", bytes(counter("data_bytes"))));
+    let expiring = counter("expiring_keys");
+    line("keys", format!("{keys}, {} of keys and values; {expiring} expire", bytes(counter("data_bytes"))));
     let slots = stat.segments.index * HOME_LINES * LINE_SLOTS as u64;
     line(
         "index",
@@ -128,11 +129,13 @@ fn rates(look: &Look, before: Option<&Look>) -> String {
         of(&look.stat).saturating_sub(of(&before.stat)) as f64 / seconds
     };
     format!(
-        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; one-sided GETs are not seen",
+        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; {:.0} keys expired/s; one-sided GETs are \
+         not seen",
         rate("requests"),
         rate("puts"),
         rate("deletes"),
-        rate("gets_by_server")
+        rate("gets_by_server"),
+        rate("expired")
     )
 }
 

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
-use kv_client::{Client, Condition, Conditional};
+use kv_client::{Client, Condition, Conditional, PutOptions, TimeToLive};
 
-use super::{CliError, End, io, print};
+use super::{CliError, End, duration, io, print};
 
 #[derive(Args)]
 pub(super) struct PutArguments {
@@ -16,6 +17,9 @@ pub(super) struct PutArguments {
     key: OsString,
     #[command(flatten)]
     value: ValueArguments,
+    /// How long the value shall live: 500ms, 30s, 5m, 2h, 7d. Without, it has no end.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    ttl: Option<Duration>,
     #[command(flatten)]
     condition: ConditionArguments,
 }
@@ -48,6 +52,15 @@ pub(super) struct DeleteArguments {
     /// Only if the key has this version.
     #[arg(long, value_name = "VERSION")]
     if_version: Option<u64>,
+}
+
+#[derive(Args)]
+pub(super) struct TouchArguments {
+    /// The key, 1 to 1024 bytes.
+    key: OsString,
+    /// How long it shall live from now on: 500ms, 30s, 5m, 2h, 7d. Without, it has no end.
+    #[arg(value_parser = duration::parse)]
+    ttl: Option<Duration>,
 }
 
 #[derive(Args)]
@@ -105,7 +118,9 @@ impl ValueArguments {
 
 pub(super) fn put(client: &mut Client, arguments: &PutArguments) -> Result<End, CliError> {
     let (value, condition) = (arguments.value.bytes()?, arguments.condition.condition());
-    let outcome = client.put_with(arguments.key.as_bytes(), &value, condition)?;
+    let mut options = PutOptions::from(condition);
+    options.ttl = arguments.ttl;
+    let outcome = client.put_with(arguments.key.as_bytes(), &value, options)?;
     end(outcome, condition, |version| print(format_args!("{version}")))
 }
 
@@ -135,6 +150,19 @@ pub(super) fn append(client: &mut Client, arguments: &AppendArguments) -> Result
     let (bytes, condition) = (arguments.value.bytes()?, arguments.condition.condition());
     let outcome = client.append_if(arguments.key.as_bytes(), &bytes, condition)?;
     end(outcome, condition, |appended| print(format_args!("{}", appended.value_bytes)))
+}
+
+pub(super) fn touch(client: &mut Client, arguments: &TouchArguments) -> Result<End, CliError> {
+    let outcome = client.touch(arguments.key.as_bytes(), arguments.ttl)?;
+    end(outcome, Condition::Always, |version| print(format_args!("{version}")))
+}
+
+pub(super) fn ttl(client: &mut Client, key: &[u8]) -> Result<End, CliError> {
+    match client.ttl(key)? {
+        TimeToLive::Absent => Ok(End::NotFoundOrDiffers),
+        TimeToLive::Forever => print(format_args!("forever")),
+        TimeToLive::Left(left) => print(format_args!("{}", duration::format(left))),
+    }
 }
 
 /// Shows what was made, or why nothing was.

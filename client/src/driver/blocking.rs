@@ -90,7 +90,10 @@ impl<T: Transport> Driver<T> {
             let found = region_words as u64 * 8;
             return Err(IdentityError::Field { field: "region size", found }.into());
         }
+        let posted_ns = self.transport.now_ns();
         let identity = self.read_words_blocking(0, superblock::IDENTITY_WORDS)?;
+        // The server has just answered the hello. Should it be stopped before the next look, time goes on from here.
+        self.clock.note(identity[superblock::CLOCK_NS], posted_ns, self.transport.now_ns());
         let mut view = TableView::from_identity(&identity, region_words)?;
         let depth = TableView::check_depth(identity[superblock::DIRECTORY_DEPTH])?;
         let entries = self.read_words_blocking(view.directory_word, 1 << depth)?;

@@ -18,6 +18,7 @@ use kv_common::transport::{Broken, Event, Transport};
 use slab::Slab;
 
 use crate::cache::IndexCache;
+use crate::clock::ServerClock;
 use crate::error::Error;
 use crate::get::Get;
 use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
@@ -61,6 +62,9 @@ pub(crate) struct Driver<T: Transport> {
     refresh: Option<Refresh>,
     /// The place epoch and when its READ was posted; for transports whose READs take time.
     lease: Option<(u64, u64)>,
+    clock: ServerClock,
+    /// When it has to be looked at again, for those that wait for it.
+    look_at_clock_ns: Option<u64>,
     blocking: Blocking,
 }
 
@@ -94,6 +98,8 @@ impl<T: Transport> Driver<T> {
             reads_queued: VecDeque::new(),
             refresh: None,
             lease: None,
+            clock: ServerClock::default(),
+            look_at_clock_ns: None,
             blocking: Blocking::Idle,
         };
         driver.read_view()?;
@@ -131,6 +137,7 @@ impl<T: Transport> Driver<T> {
     /// One turn: everything that can be done without waiting.
     pub(crate) fn turn(&mut self) {
         self.take_events();
+        self.look_at_clock();
         self.send_queued();
         self.post_queued_reads();
         self.end_late();
@@ -175,7 +182,7 @@ impl<T: Transport> Driver<T> {
         if self.completions.is_empty()
             && let Some(until_ns) = self.ops.iter().map(|(_, op)| op.deadline_ns).min()
         {
-            self.transport.wait(until_ns);
+            self.transport.wait(self.look_at_clock_ns.map_or(until_ns, |look_ns| look_ns.min(until_ns)));
         }
     }
 
@@ -255,7 +262,7 @@ impl<T: Transport> Driver<T> {
             | Outcome::Conditional(_)
             | Outcome::Add(_)
             | Outcome::Append(_) => self.stats.writes += 1,
-            Outcome::Ping(_) => {}
+            Outcome::Ping(_) | Outcome::Ttl(_) => {}
         }
         self.completions.push_back(Completion { ticket: op.ticket, outcome });
         if op.is_write() {
@@ -342,6 +349,17 @@ impl<T: Transport> Driver<T> {
         self.admit()?;
         let hash = self.view.hash(key);
         let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued });
+        self.unsent.push_back(index);
+        let ticket = self.ops[index].ticket;
+        self.send_queued();
+        self.transport.flush();
+        Ok(ticket)
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_ttl(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.admit()?;
+        let index = self.insert(key, self.view.hash(key), Kind::Ttl { state: SendState::Queued });
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();

@@ -9,6 +9,7 @@ use kv_common::region::bytes_of;
 use kv_common::transport::{ReadNow, Transport};
 
 use super::Driver;
+use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context, Get};
 use crate::op::Version;
@@ -163,6 +164,17 @@ impl<T: Transport> Driver<T> {
                 Action::Found { version, value } => {
                     self.count_get(Some(true));
                     return Ok(GetNow::Found { version, value });
+                }
+                Action::FoundExpiring { version, value, expires_ns } => {
+                    // One that asks or is submitted is counted when it has its answer.
+                    let now = match self.judge_expiry(expires_ns)? {
+                        Judgement::Live => GetNow::Found { version, value },
+                        Judgement::Expired => GetNow::Absent,
+                        Judgement::LookAt(_) => return Ok(GetNow::Submit),
+                        Judgement::Ask => return Ok(GetNow::Ask),
+                    };
+                    self.count_get(Some(matches!(now, GetNow::Found { .. })));
+                    return Ok(now);
                 }
                 Action::Absent => {
                     self.count_get(Some(false));

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
 use kv_common::layout::superblock;
 use kv_common::probe::TableView;
@@ -11,6 +12,7 @@ use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
+use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context};
 use crate::op::{GetState, Kind, Outcome, SendState, Version};
@@ -19,8 +21,8 @@ use crate::op::{GetState, Kind, Outcome, SendState, Version};
 const REFRESH_TOKEN: u64 = u64::MAX;
 pub(super) const BLOCKING_TOKEN: u64 = u64::MAX - 1;
 
-/// Words of the guard line: owner, place epoch, directory depth, LEASE.
-const GUARD_WORDS: usize = 8;
+/// Words of the guard line (owner, place epoch, directory depth, LEASE), and the server's clock behind it.
+const GUARD_WORDS: usize = superblock::CLOCK_NS - superblock::OWNER + 1;
 
 /// The directory or the lease is being read anew.
 #[derive(Debug)]
@@ -88,6 +90,22 @@ impl<T: Transport> Driver<T> {
                 Action::Absent => {
                     let outcome = self.ops[key].absent();
                     self.end(key, outcome);
+                    break;
+                }
+                Action::FoundExpiring { version, value, expires_ns } => {
+                    match self.judge_expiry(expires_ns) {
+                        Err(_) => return,
+                        Ok(Judgement::Ask) => self.ask(key),
+                        Ok(Judgement::LookAt(at_ns)) => self.wait_for_clock(key, at_ns),
+                        Ok(Judgement::Expired) => {
+                            let outcome = self.ops[key].absent();
+                            self.end(key, outcome);
+                        }
+                        Ok(Judgement::Live) => {
+                            let outcome = self.found(key, landed.as_ref(), value, version);
+                            self.end(key, outcome);
+                        }
+                    }
                     break;
                 }
                 Action::RefreshDirectory => {
@@ -161,6 +179,41 @@ impl<T: Transport> Driver<T> {
             buffer.put_back(memory);
         }
         true
+    }
+
+    /// Whether a time has come by the server's clock.
+    pub(super) fn judge_expiry(&mut self, expires_ns: u64) -> Result<Judgement, Error> {
+        if mutant(Mutant::IgnoreExpiry) {
+            return Ok(Judgement::Live);
+        }
+        if self.transport.reads_are_loads() {
+            let posted_ns = self.transport.now_ns();
+            let mut word = [0];
+            match self.transport.read_now(superblock::CLOCK_NS, &mut word) {
+                Ok(_) => self.clock.note(word[0], posted_ns, self.transport.now_ns()),
+                Err(broken) => return Err(self.broke(broken)),
+            }
+        }
+        Ok(self.clock.judge(expires_ns, self.transport.now_ns()))
+    }
+
+    /// Lets an operation wait until the server's clock has been looked at again, at `at_ns` or later.
+    fn wait_for_clock(&mut self, key: usize, at_ns: u64) {
+        self.stats.clock_looks += 1;
+        self.set_get_state(key, GetState::Refreshing);
+        self.look_at_clock_ns = Some(self.look_at_clock_ns.map_or(at_ns, |earlier| earlier.min(at_ns)));
+    }
+
+    /// Looks at the server's clock, if somebody waits for it and it is time.
+    pub(super) fn look_at_clock(&mut self) {
+        let is_due = self.look_at_clock_ns.is_some_and(|at_ns| at_ns <= self.transport.now_ns());
+        if is_due {
+            self.look_at_clock_ns = None;
+            // One that is under way looks at the clock, too.
+            if self.refresh.is_none() && self.broken.is_none() {
+                self.start_refresh(false);
+            }
+        }
     }
 
     /// Has the server answer a GET: the answer of last resort.
@@ -286,6 +339,8 @@ impl<T: Transport> Driver<T> {
         match refresh.phase {
             RefreshPhase::Guard { posted_ns } => {
                 self.lease = Some((words[superblock::PLACE_EPOCH - superblock::OWNER], posted_ns));
+                let now_ns = self.transport.now_ns();
+                self.clock.note(words[superblock::CLOCK_NS - superblock::OWNER], posted_ns, now_ns);
                 let depth = TableView::check_depth(words[superblock::DIRECTORY_DEPTH - superblock::OWNER]);
                 match (depth, refresh.wants_directory) {
                     (Ok(depth), true) => {

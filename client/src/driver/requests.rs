@@ -1,6 +1,7 @@
 //! Requests to the server and their replies.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use kv_common::counter;
 use kv_common::hash::payload_hash;
@@ -12,7 +13,9 @@ use kv_common::wire::{self, Condition, Op as WireOp, Reply, Request, Status};
 
 use super::Driver;
 use crate::error::Error;
-use crate::op::{Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, Write};
+use crate::op::{
+    Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Value, Write,
+};
 
 /// A request that was sent and not answered to the end.
 #[derive(Debug)]
@@ -42,9 +45,12 @@ impl<T: Transport> Driver<T> {
                 }
             }
             let op = &self.ops[key];
-            let (wire_op, condition) = wire_op(op);
-            let request =
-                Request { condition, ..Request::new(self.next_seq, self.session, wire_op, &op.key, value) };
+            let (wire_op, condition, ttl_ns) = wire_op(op);
+            let request = Request {
+                condition,
+                ttl_ns,
+                ..Request::new(self.next_seq, self.session, wire_op, &op.key, value)
+            };
             match self.transport.send(&request.parts(&request.header())) {
                 Ok(()) => {}
                 Err(SendError::Full) => return,
@@ -95,24 +101,34 @@ impl<T: Transport> Driver<T> {
                 status => Err(status),
             },
             Kind::Get { state: GetState::Asked { value, .. }, .. } => match reply.status {
-                Status::Done => {
-                    value.extend_from_slice(reply.chunk);
-                    let is_whole = value.len() == reply.total_bytes as usize;
-                    if is_whole == reply.has_more || (reply.has_more && reply.chunk.is_empty()) {
-                        let what =
-                            format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes);
-                        return self.fail_all(Broken::Protocol { what });
-                    }
-                    if reply.has_more {
-                        return;
-                    }
-                    let bytes = std::mem::take(value);
-                    Ok(op.found(Cow::Owned(bytes), reply.version))
-                }
+                Status::Done => match take_part(value, reply) {
+                    Ok(None) => return,
+                    Ok(Some(Value { bytes, version })) => Ok(op.found(Cow::Owned(bytes), version)),
+                    Err(what) => return self.fail_all(Broken::Protocol { what }),
+                },
                 Status::NotFound => Ok(op.absent()),
                 status => Err(status),
             },
             Kind::Get { .. } => Err(reply.status),
+            Kind::Ttl { .. } => match (reply.status, reply.chunk.try_into()) {
+                (Status::Done, Ok(left)) => {
+                    let left = Duration::from_nanos(u64::from_le_bytes(left));
+                    Ok(Outcome::Ttl(Ok(TimeToLive::Left(left))))
+                }
+                (Status::Done, Err(_)) if reply.chunk.is_empty() => Ok(Outcome::Ttl(Ok(TimeToLive::Forever))),
+                (Status::NotFound, _) => Ok(Outcome::Ttl(Ok(TimeToLive::Absent))),
+                (status, _) => Err(status),
+            },
+            Kind::Write { write: Write { change: Change::GetAndTouch(value), .. }, .. } => match reply.status
+            {
+                Status::Done => match take_part(value, reply) {
+                    Ok(None) => return,
+                    Ok(Some(value)) => Ok(Outcome::Get(Ok(Some(value)))),
+                    Err(what) => return self.fail_all(Broken::Protocol { what }),
+                },
+                Status::NotFound => Ok(Outcome::Get(Ok(None))),
+                status => Err(status),
+            },
             Kind::Write { write, .. } => written(write, reply).ok_or(reply.status),
         };
         match outcome {
@@ -124,6 +140,16 @@ impl<T: Transport> Driver<T> {
             }
         }
     }
+}
+
+/// Takes the part of a value that came with a reply; the value once it is whole. The error says what is wrong.
+fn take_part(value: &mut Vec<u8>, reply: &Reply) -> Result<Option<Value>, String> {
+    value.extend_from_slice(reply.chunk);
+    let is_whole = value.len() == reply.total_bytes as usize;
+    if is_whole == reply.has_more || (reply.has_more && reply.chunk.is_empty()) {
+        return Err(format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes));
+    }
+    Ok(is_whole.then(|| Value { bytes: std::mem::take(value), version: reply.version }))
 }
 
 /// How a write ends with this reply; `None` if it cannot have such a one.
@@ -138,7 +164,10 @@ fn written(write: &Write, reply: &Reply) -> Option<Outcome> {
     }
     let made = reply.version;
     Some(match &write.change {
-        Change::Put(_) | Change::Delete => Outcome::Conditional(Ok(conditional(write, reply, made)?)),
+        Change::Put(_) | Change::Delete | Change::Touch => {
+            Outcome::Conditional(Ok(conditional(write, reply, made)?))
+        }
+        Change::GetAndTouch(_) => return None,
         Change::Add(_) => {
             // Only the reply to an add that was done has a number.
             let value = if reply.status == Status::Done { counter::parse(reply.chunk)? } else { 0 };
@@ -154,7 +183,7 @@ fn written(write: &Write, reply: &Reply) -> Option<Outcome> {
 /// The same of a write with a condition, that has made this if it was done.
 fn conditional<T>(write: &Write, reply: &Reply, made: T) -> Option<Conditional<T>> {
     let condition = write.condition.unwrap_or_default();
-    let wants_presence = matches!(write.change, Change::Delete);
+    let wants_presence = matches!(write.change, Change::Delete | Change::Touch);
     match reply.status {
         Status::Done => Some(Conditional::Done(made)),
         Status::Unmet if !condition.holds(Some(reply.version)) => Some(Conditional::Mismatch(reply.version)),
@@ -163,10 +192,11 @@ fn conditional<T>(write: &Write, reply: &Reply, made: T) -> Option<Conditional<T
     }
 }
 
-fn wire_op(op: &Op) -> (WireOp, Condition) {
+fn wire_op(op: &Op) -> (WireOp, Condition, Option<u64>) {
     let write = match &op.kind {
-        Kind::Get { .. } => return (WireOp::Get, Condition::Always),
-        Kind::Ping { .. } => return (WireOp::Ping, Condition::Always),
+        Kind::Ttl { .. } => return (WireOp::Ttl, Condition::Always, None),
+        Kind::Get { .. } => return (WireOp::Get, Condition::Always, None),
+        Kind::Ping { .. } => return (WireOp::Ping, Condition::Always, None),
         Kind::Write { write, .. } => write,
     };
     let wire_op = match write.change {
@@ -174,8 +204,10 @@ fn wire_op(op: &Op) -> (WireOp, Condition) {
         Change::Delete => WireOp::Delete,
         Change::Add(_) => WireOp::Add,
         Change::Append(_) => WireOp::Append,
+        Change::Touch => WireOp::Touch,
+        Change::GetAndTouch(_) => WireOp::GetAndTouch,
     };
-    (wire_op, write.condition.unwrap_or_default())
+    (wire_op, write.condition.unwrap_or_default(), write.ttl_ns)
 }
 
 fn value_bytes(op: &Op) -> &[u8] {
@@ -214,6 +246,7 @@ fn mark_sent(op: &mut Op) {
     match &mut op.kind {
         Kind::Get { state: GetState::Asked { state, .. }, .. }
         | Kind::Write { state, .. }
+        | Kind::Ttl { state }
         | Kind::Ping { state } => *state = SendState::Sent,
         Kind::Get { .. } => unreachable!("a GET is sent only after it was asked"),
     }

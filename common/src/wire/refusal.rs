@@ -1,6 +1,6 @@
 //! Why a request was not carried out.
 
-use crate::limits::KEY_MAX_BYTES;
+use crate::limits::{KEY_MAX_BYTES, TTL_MAX_NS};
 
 /// What is wrong with the form of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -115,6 +115,14 @@ pub enum Refusal {
         /// What was to be added.
         delta: i64,
     },
+    /// A key cannot live for so long, or for no time.
+    #[error(
+        "a time to live of {found_ns} ns; keys live for 1 to {TTL_MAX_NS} ns (100 years), or without end: give no time then"
+    )]
+    TtlOutOfRange {
+        /// The time to live.
+        found_ns: u64,
+    },
 }
 
 impl Refusal {
@@ -132,6 +140,7 @@ impl Refusal {
             Refusal::ShuttingDown => (25, 0, 0),
             Refusal::NotACounter { found_bytes } => (26, found_bytes, 0),
             Refusal::CounterOverflow { value, delta } => (27, value as u64, delta as u64),
+            Refusal::TtlOutOfRange { found_ns } => (32, found_ns, 0),
         }
     }
 
@@ -160,6 +169,7 @@ impl Refusal {
             25 => Refusal::ShuttingDown,
             26 => Refusal::NotACounter { found_bytes: a },
             27 => Refusal::CounterOverflow { value: a as i64, delta: b as i64 },
+            32 => Refusal::TtlOutOfRange { found_ns: a },
             _ => return Err(Malformed::UnknownOp),
         })
     }

@@ -10,9 +10,14 @@ fn message(request: &Request) -> Vec<u8> {
 #[test]
 fn golden_request() {
     let value = Value::Inline(b"v");
-    let request =
-        Request { seq: 1, session: 2, op: Op::Put, condition: Condition::Version(3), key: b"k", value };
+    let request = Request { condition: Condition::Version(3), ..Request::new(1, 2, Op::Put, b"k", value) };
     let golden = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x02\x06\x01\0\x01\0\0\0kv";
+    assert_eq!(message(&request), golden);
+    assert_eq!(Request::decode(golden), Ok(request));
+    let request =
+        Request { ttl_ns: Some(0x1234), ..Request::new(1, 2, Op::GetAndTouch, b"k", Value::Inline(b"")) };
+    let golden =
+        b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x07\x08\x01\0\0\0\0\0\x34\x12\0\0\0\0\0\0k";
     assert_eq!(message(&request), golden);
     assert_eq!(Request::decode(golden), Ok(request));
 }
@@ -66,25 +71,45 @@ fn conditions_belong_to_writes_and_an_add_has_eight_bytes() {
     }
 }
 
+#[test]
+fn times_to_live_have_bounds() {
+    let request = |op, ttl_ns| {
+        let request = Request { ttl_ns: Some(ttl_ns), ..Request::new(1, 2, op, b"key", Value::Inline(b"")) };
+        Request::decode(&message(&request)).map(|request| request.ttl_ns).map_err(|(_, refusal)| refusal)
+    };
+    for op in [Op::Put, Op::Touch, Op::GetAndTouch] {
+        for ttl_ns in [1, 3_153_600_000_000_000_000] {
+            assert_eq!(request(op, ttl_ns), Ok(Some(ttl_ns)));
+        }
+        for found_ns in [0, 3_153_600_000_000_000_001, u64::MAX] {
+            assert_eq!(request(op, found_ns), Err(Refusal::TtlOutOfRange { found_ns }));
+        }
+    }
+    assert_eq!(request(Op::Delete, 1), Err(Refusal::Malformed { reason: Malformed::UnknownFlags }));
+}
+
 fn any_refusal() -> impl Strategy<Value = Refusal> {
-    (16u8..28, 1u64..7, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
+    (prop_oneof![16u8..28, Just(32)], 1u64..7, any::<u64>())
+        .prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
 }
 
 proptest! {
     #[test]
     fn requests_round_trip(
-        seq: u64, session: u64, condition in any_condition(), op in 1u8..6, key in proptest::collection::vec(any::<u8>(), 1..64),
+        seq: u64, session: u64, condition in any_condition(), ttl_ns in proptest::option::of(1..=TTL_MAX_NS), op in 1u8..9,
+        key in proptest::collection::vec(any::<u8>(), 1..64),
         bytes: Vec<u8>, staged: Option<(u64, u64)>,
     ) {
         let op = Op::ALL[op as usize];
         let value = match (op, staged) {
             (Op::Add, _) => Value::Inline(&[1, 2, 3, 4, 5, 6, 7, 0xff]),
-            (Op::Get | Op::Delete | Op::Ping, _) => Value::Inline(&[]),
-            (_, None) => Value::Inline(&bytes),
-            (_, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+            (Op::Put | Op::Append, None) => Value::Inline(&bytes),
+            (Op::Put | Op::Append, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+            _ => Value::Inline(&[]),
         };
         let condition = if op.is_write() { condition } else { Condition::Always };
-        let request = Request { condition, ..Request::new(seq, session, op, &key, value) };
+        let ttl_ns = ttl_ns.filter(|_| op.takes_ttl());
+        let request = Request { condition, ttl_ns, ..Request::new(seq, session, op, &key, value) };
         let bytes = message(&request);
         prop_assert_eq!(Request::decode(&bytes), Ok(request));
         for cut in 0..bytes.len() {
@@ -117,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..7, flags in 0u8..9) {
+    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..10, flags in 0u8..17) {
         (bytes[24], bytes[25]) = (op, flags);
         bytes[26..32].copy_from_slice(&[3, 0, (op & 1) * 4, 0, 0, 0]);
         let _ = Request::decode(&bytes);

@@ -24,7 +24,6 @@ use kv_common::transport::handshake::HelloError;
 use kv_common::transport::{shm, tcp};
 use tracing::{debug, warn};
 
-use crate::clock::wall_clock_ns;
 use crate::link::Link;
 use crate::peer::Peer;
 use crate::poller::Poller;
@@ -34,8 +33,10 @@ use crate::shared::{ClientSlot, Shared};
 use crate::summary::Summary;
 use crate::table::Table;
 
-/// How often the superblock's clock is set while clients are connected.
+/// How often the superblock's clock is set while clients are connected, for people who look at it ...
 const CLOCK_TICK: Duration = Duration::from_millis(20);
+/// ... and for clients who judge by it whether the time of keys is over.
+const EXPIRY_CLOCK_TICK: Duration = Duration::from_millis(5);
 /// Peers that are accepted before those accepted earlier have their turn.
 const ACCEPTS_PER_TURN: usize = 64;
 /// How long nobody is accepted after the system refused to.
@@ -145,7 +146,8 @@ impl Acceptor {
 
     fn timeout(&self) -> Option<Duration> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let clock = (self.shared.clients() > 0).then_some(CLOCK_TICK);
+        let tick = if self.table.has_expiring_keys() { EXPIRY_CLOCK_TICK } else { CLOCK_TICK };
+        let clock = (self.shared.clients() > 0).then_some(tick);
         let deadline = self.peers.values().map(Newcomer::deadline).min().map(left);
         let pause = self.paused.map(left);
         #[cfg(feature = "verbs")]
@@ -156,7 +158,7 @@ impl Acceptor {
     }
 
     fn set_clock(&self) {
-        self.table.set_clock(wall_clock_ns());
+        self.table.publish_clock();
     }
 
     fn accept_some(&mut self, listener: u64) {

@@ -21,7 +21,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use tracing::{info, warn};
 
 use crate::accept::{Acceptor, Admission, Listeners};
-use crate::clock::wall_clock_ns;
+use crate::clock::server_clock_ns;
 use crate::config::{Allow, Config, format_size};
 use crate::descriptors::{TooFewDescriptors, make_room};
 use crate::growth;
@@ -140,7 +140,7 @@ fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, Star
         hash_seed,
         incarnation,
         first_version: 1,
-        now_ns: wall_clock_ns(),
+        clock_ns: server_clock_ns,
     };
     let table = Table::create(memory.words.clone(), &table_config)?;
     info!(milliseconds = began.elapsed().as_millis() as u64, "table made");

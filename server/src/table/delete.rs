@@ -1,6 +1,6 @@
 //! Delete.
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, Slot};
+use kv_common::layout::{Counter, LineNumber, Slot};
 use kv_common::wire::Condition;
 
 use super::Worker;
@@ -34,16 +34,30 @@ impl Worker {
         if let Some(unmet) = self.table.unmet(condition, at) {
             return Err(unmet);
         }
-        let at = at.ok_or(Outcome::NotFound)?;
+        let at = at.filter(|&at| self.table.is_live(at)).ok_or(Outcome::NotFound)?;
+        Ok(self.remove(at, home, Counter::Deletes, Some(ack)))
+    }
+
+    /// Makes the key whose slot is `at` absent, under the stripes. Returns the slot as it was, whose block is to be retired.
+    pub(super) fn remove(
+        &self,
+        at: At,
+        home: LineNumber,
+        why: Counter,
+        ack: Option<&mut Ack<'_>>,
+    ) -> (Written, Slot) {
         let twin = self.table.twin(home, at);
-        let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
+        let lengths = self.table.lengths_of(at.slot.place());
         let written = self.table.written(At { slot: Slot::EMPTY, ..at });
-        ack.before_stores(&written);
+        if let Some(ack) = ack {
+            ack.before_stores(&written);
+        }
         self.publish_delete(at, twin, home);
-        self.counters.add(Counter::Deletes, 1);
+        self.counters.add(why, 1);
         self.counters.sub(Counter::Keys, 1);
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
-        self.counters.sub(Counter::DataBytes, data_bytes as u64);
-        Ok((written, at.slot))
+        self.counters.sub(Counter::DataBytes, lengths.data_bytes() as u64);
+        self.note_expiring(false, lengths.expires());
+        (written, at.slot)
     }
 }

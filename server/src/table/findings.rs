@@ -10,6 +10,8 @@ pub struct CheckReport {
     pub keys: u64,
     /// Bytes of their keys and values.
     pub data_bytes: u64,
+    /// Keys whose time ends, or is over and who are not removed yet.
+    pub expiring_keys: u64,
     /// Bytes of their blocks, rounding included.
     pub block_bytes: u64,
     /// Blocks that are neither in use nor free: on their way back through the epochs. Only the server knows them.

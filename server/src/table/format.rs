@@ -13,6 +13,7 @@ use kv_common::limits::{
 use kv_common::region::Words;
 
 use super::counters::Counters;
+use super::expiry::Expiry;
 use super::growth::{self, Clock, Growth};
 use super::index::{Index, Role, State, keys_before_split};
 use super::slab::Slab;
@@ -45,8 +46,8 @@ pub struct TableConfig {
     pub incarnation: u64,
     /// The first version to use, usually 1; above the ceiling of a table that this one succeeds.
     pub first_version: u64,
-    /// Wall clock, ns since 1970.
-    pub now_ns: u64,
+    /// The server's clock, ns since 1970, by which keys expire. It does not go back.
+    pub clock_ns: fn() -> u64,
 }
 
 /// Why a table cannot be made.
@@ -124,6 +125,7 @@ impl Table {
         let space = Arc::default();
         region.store_release(superblock::MAGIC, MAGIC);
         Ok(Arc::new(Table {
+            expiry: Expiry::new(config.clock_ns),
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
@@ -195,6 +197,7 @@ impl Plan {
     }
 
     fn write_superblock(&self, region: &Words, config: &TableConfig) {
+        let now_ns = (config.clock_ns)();
         for (word, value) in [
             (superblock::LAYOUT_VERSION, LAYOUT_VERSION),
             (superblock::REGION_BYTES, region.len_words() as u64 * 8),
@@ -205,13 +208,13 @@ impl Plan {
             (superblock::GRACE_NS, config.grace_ns),
             (superblock::DIRECTORY_DEPTH, self.depth() as u64),
             (superblock::LEASE_NS, LEASE_NS),
-            (superblock::CLOCK_NS, config.now_ns),
+            (superblock::CLOCK_NS, now_ns),
             (superblock::KEY_MAX_BYTES, KEY_MAX_BYTES as u64),
             (superblock::VALUE_MAX_BYTES, VALUE_MAX_BYTES as u64),
             (superblock::PAGE_BYTES, config.page_bytes),
             (superblock::SERVER_PID, std::process::id() as u64),
             (superblock::WORKERS, config.workers as u64),
-            (superblock::STARTED_NS, config.now_ns),
+            (superblock::STARTED_NS, now_ns),
         ] {
             region.store(word, value);
         }

@@ -41,8 +41,12 @@ impl Worker {
             let words = grown(&mut self.block, self.table.view.block_words(slot)?);
             self.table.region.copy_out(slot.place().word(), words);
             let verdict = block::judge(words, key, slot.place(), self.table.view.table_id);
-            if let Verdict::Found { version, value } = verdict {
-                return Some((version, value));
+            match verdict {
+                Verdict::Found { version, value } => return Some((version, value)),
+                Verdict::Expiring { version, value, expires_ns } if expires_ns > self.table.now_ns() => {
+                    return Some((version, value));
+                }
+                _ => {}
             }
         }
         None
@@ -52,9 +56,10 @@ impl Worker {
     fn decide(&mut self, key: &[u8], hash: KeyHash) -> Option<(u64, Range<usize>)> {
         let _held = self.table.stripes.lock(hash.home());
         let home = self.table.index.home(hash);
-        let place = self.table.find(key, hash, home)?.slot.place();
+        let at = self.table.find(key, hash, home).filter(|&at| self.table.is_live(at))?;
+        let place = at.slot.place();
         let version = self.table.version_of(place);
-        let end = self.table.lengths_of(place).block_bytes();
+        let end = self.table.lengths_of(place).value_end();
         self.table.region.copy_out(place.word(), grown(&mut self.block, end.div_ceil(8)));
         Some((version, BLOCK_HEADER_BYTES + key.len()..end))
     }

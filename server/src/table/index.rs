@@ -133,6 +133,11 @@ impl Index {
         }
     }
 
+    /// The first index segment whose number is not below this one.
+    pub(super) fn first_from(&self, segment: u64) -> Option<u64> {
+        (segment..self.segments.len() as u64).find(|&segment| self.segments[segment as usize].get().is_some())
+    }
+
     /// Adds a segment whose lines are written and empty.
     pub(super) fn add(&self, segment: u64, state: State) {
         // From the end, so that the first line is taken first.

@@ -10,6 +10,7 @@
 //! | `modify` | add and append, whose value is made of the one before |
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
+//! | `expiry` | keys whose time ends: judged, asked about, removed in the background |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
 //! | `space` | segments go from one use to another |
@@ -41,6 +42,7 @@
 mod check;
 mod counters;
 mod delete;
+mod expiry;
 mod findings;
 mod format;
 mod get;
@@ -77,6 +79,7 @@ pub(crate) use modify::Change;
 pub(crate) use put::{Outcome, Written};
 pub(crate) use staged::value_bytes;
 
+use expiry::Expiry;
 use growth::Growth;
 use index::Index;
 use slab::Slab;
@@ -89,6 +92,7 @@ pub struct Table {
     region: Words,
     /// Identity, as readers see it. The directory in it is the first one: where a key is, `index` says.
     view: TableView,
+    expiry: Expiry,
     stripes: Stripes,
     versions: Versions,
     /// Shared with the closures that give blocks back, which may outlive the table.
@@ -109,9 +113,9 @@ impl Table {
         &self.region
     }
 
-    /// Publishes the server's wall clock, ns since 1970. One thread calls this, a few times per second.
-    pub fn set_clock(&self, now_ns: u64) {
-        self.region.store(superblock::CLOCK_NS, now_ns);
+    /// Publishes the server's clock for readers who judge expiries. One thread calls this, every few milliseconds.
+    pub fn publish_clock(&self) {
+        self.region.store(superblock::CLOCK_NS, self.now_ns());
     }
 
     /// Segments that hold index lines.

@@ -1,4 +1,4 @@
-//! Add and append: writes whose value is made of the one that is there.
+//! Add, append and touch: writes whose value is made of the one that is there.
 //!
 //! The old value can change until the stripes are held, so all of the new one is made under them; an append to a large
 //! value therefore holds them for as long as it takes to copy and hash it. The stores, and so the moment of the write, are
@@ -25,10 +25,13 @@ pub(crate) enum Change<'a> {
     Add(i64),
     /// These bytes are put behind it.
     Append(&'a [u8]),
+    /// It lives this long from now on, or without end.
+    Touch(Option<u64>),
 }
 
 impl Worker {
-    /// Changes the value of `key`, if the condition holds. Absent counts as a counter of 0, or an empty value.
+    /// Changes the value of `key`, if the condition holds. Absent counts as a counter of 0, or an empty value; it cannot be
+    /// touched.
     pub(crate) fn modify(
         &mut self,
         key: &[u8],
@@ -56,11 +59,22 @@ impl Worker {
         if let Some(unmet) = table.unmet(condition, at) {
             return Ok(unmet);
         }
+        let live = at.filter(|&at| table.is_live(at)).map(|at| at.slot.place());
+        let expires_ns = match (change, live) {
+            (Change::Touch(_), None) => return Ok(Outcome::NotFound),
+            (Change::Touch(ttl_ns), _) => ttl_ns.map(|ttl_ns| table.expires_in(ttl_ns)),
+            (Change::Add(_) | Change::Append(_), live) => live.and_then(|place| table.expiry_of(place)),
+        };
         let mut value = std::mem::take(&mut self.changed);
-        let made = self.make_value(at.map(|at| at.slot.place()), change, &mut value, ack);
-        let payload = made.map(|()| self.encode_payload(key, &value));
+        let made = self.make_value(live, change, &mut value, ack);
+        let payload = made.map(|()| self.encode_payload(key, &value, expires_ns));
         self.changed = value;
         self.store(at, hash, home, &payload?, left, ack)
+    }
+
+    /// The value that the last change has made.
+    pub(crate) fn changed_value(&self) -> &[u8] {
+        &self.changed
     }
 
     /// Makes the new value of a key whose block is at `place`, or that has none, and tells the reply about it.
@@ -73,6 +87,7 @@ impl Worker {
     ) -> Result<(), Refusal> {
         value.clear();
         match change {
+            Change::Touch(_) => self.copy_value(place, 0, value)?,
             Change::Append(more) => {
                 self.copy_value(place, more.len(), value)?;
                 value.extend_from_slice(more);
@@ -107,7 +122,7 @@ impl Worker {
             let (found_bytes, limit_bytes) = (sum_bytes as u64, VALUE_MAX_BYTES as u64);
             return Err(Refusal::ValueTooLarge { found_bytes, limit_bytes });
         }
-        let end = lengths.block_bytes();
+        let end = lengths.value_end();
         let words = grown(&mut self.block, end.div_ceil(8));
         self.table.region.copy_out(place.word(), words);
         value.extend_from_slice(&bytes_of(words)[BLOCK_HEADER_BYTES + lengths.key_bytes as usize..end]);

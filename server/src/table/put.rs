@@ -5,7 +5,7 @@
 
 use kv_common::block;
 use kv_common::hash::KeyHash;
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, EXPIRY_BYTES, LineNumber, Place, Slot, Span};
 use kv_common::region::bytes_of;
 use kv_common::wire::{Condition, IndexHint, Refusal};
 
@@ -50,6 +50,7 @@ pub(super) struct Payload {
     pub(super) span: Span,
     /// Bytes of key and value.
     pub(super) data_bytes: u64,
+    pub(super) expires_ns: Option<u64>,
 }
 
 /// Blocks that a write leaves behind when it has released its stripes.
@@ -67,10 +68,12 @@ impl Worker {
         &mut self,
         key: &[u8],
         value: &[u8],
+        ttl_ns: Option<u64>,
         condition: Condition,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
-        let payload = self.encode_payload(key, value);
+        let expires_ns = ttl_ns.map(|ttl_ns| self.table.expires_in(ttl_ns));
+        let payload = self.encode_payload(key, value, expires_ns);
         let hash = self.table.view.hash(key);
         self.with_room(hash, |worker, left| worker.write(key, hash, &payload, condition, left, ack))
     }
@@ -146,6 +149,9 @@ impl Worker {
             Some(at) if is_in_place(at.slot, payload.span) => self.update_in_place(at, payload, ack),
             Some(at) => self.update_moved(at, hash, home, payload, left, ack)?,
         };
+        if let Some(expires_ns) = payload.expires_ns {
+            self.table.expiry.note_written(expires_ns);
+        }
         Ok(Outcome::Written(written))
     }
 
@@ -177,6 +183,7 @@ impl Worker {
         self.counters.add(Counter::Keys, 1);
         self.counters.add(Counter::BlockBytes, payload.span.bytes());
         self.counters.add(Counter::DataBytes, payload.data_bytes);
+        self.note_expiring(payload.expires_ns.is_some(), false);
         Ok(written)
     }
 
@@ -226,15 +233,17 @@ impl Worker {
         Ok(place)
     }
 
-    pub(super) fn encode_payload(&mut self, key: &[u8], value: &[u8]) -> Payload {
+    pub(super) fn encode_payload(&mut self, key: &[u8], value: &[u8], expires_ns: Option<u64>) -> Payload {
         let data_bytes = key.len() + value.len();
-        let words = grown(&mut self.block, (8 + data_bytes).div_ceil(8));
-        let payload_bytes = block::encode_payload(words, key, value);
+        let expiry_bytes = expires_ns.map_or(0, |_| EXPIRY_BYTES);
+        let words = grown(&mut self.block, (8 + data_bytes + expiry_bytes).div_ceil(8));
+        let payload_bytes = block::encode_payload(words, key, value, expires_ns);
         Payload {
             words: words.len(),
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
-            span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes),
+            span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes + expiry_bytes),
             data_bytes: data_bytes as u64,
+            expires_ns,
         }
     }
 
@@ -243,7 +252,8 @@ impl Worker {
         self.counters.add(Counter::BlockBytes, payload.span.bytes());
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
         self.counters.add(Counter::DataBytes, payload.data_bytes);
-        self.counters.sub(Counter::DataBytes, (old.block_bytes() - BLOCK_HEADER_BYTES) as u64);
+        self.counters.sub(Counter::DataBytes, old.data_bytes() as u64);
+        self.note_expiring(payload.expires_ns.is_some(), old.expires());
     }
 
     fn clean_up(&self, left: Left) {
@@ -259,7 +269,7 @@ impl Worker {
 impl Table {
     /// How a write ends whose condition does not hold of the key whose slot is `at`, or that has none.
     pub(super) fn unmet(&self, condition: Condition, at: Option<At>) -> Option<Outcome> {
-        let version = at.map(|at| self.version_of(at.slot.place()));
+        let version = at.filter(|&at| self.is_live(at)).map(|at| self.version_of(at.slot.place()));
         (!condition.holds(version)).then(|| version.map_or(Outcome::NotFound, Outcome::Unmet))
     }
 

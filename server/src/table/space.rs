@@ -366,7 +366,8 @@ impl Worker {
             words: words.len(),
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
             span: at.slot.span(),
-            data_bytes: (lengths.block_bytes() - BLOCK_HEADER_BYTES) as u64,
+            data_bytes: lengths.data_bytes() as u64,
+            expires_ns: self.table.expiry_of(at.slot.place()),
         }
     }
 }

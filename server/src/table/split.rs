@@ -240,6 +240,7 @@ impl Table {
             self.index.set_state(segment, State { depth: split.depth + 1, role: Role::Plain, ..state });
         }
         self.index.note_unwanted(split.source);
+        self.expiry.note_split();
         counters.add(Counter::Splits, 1);
         counters.sub(Counter::SplitsUnderWay, 1);
         tracing::debug!(

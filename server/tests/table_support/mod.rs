@@ -1,6 +1,7 @@
 //! What the tests of the table share: a table in memory, and requests through the same bytes that a client would send.
 #![allow(dead_code, reason = "each test file uses its part of it")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +16,20 @@ use kv_server::table::{Table, TableConfig, Worker};
 
 pub(crate) const SESSION: u64 = 77;
 
+thread_local! {
+    static CLOCK_NS: Cell<u64> = const { Cell::new(1_700_000_000_000_000_000) };
+}
+
+/// The server's clock of tables that this thread works with: it stands until somebody moves it on.
+pub(crate) fn clock_ns() -> u64 {
+    CLOCK_NS.get()
+}
+
+/// Moves the clock on.
+pub(crate) fn pass(ns: u64) {
+    CLOCK_NS.set(CLOCK_NS.get() + ns);
+}
+
 pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig {
     TableConfig {
         workers,
@@ -25,7 +40,7 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
         hash_seed: 0x5eed,
         incarnation: 1,
         first_version: 1,
-        now_ns: 1_700_000_000_000_000_000,
+        clock_ns,
     }
 }
 
@@ -59,12 +74,14 @@ impl Answer {
 /// One client of one worker.
 pub(crate) struct Client {
     pub(crate) worker: Worker,
+    /// The time to live that goes with the next request.
+    pub(crate) ttl_ns: Option<u64>,
     seq: u64,
 }
 
 impl Client {
     pub(crate) fn new(table: &Arc<Table>, worker: usize) -> Client {
-        Client { worker: Worker::new(table, worker), seq: 0 }
+        Client { worker: Worker::new(table, worker), ttl_ns: None, seq: 0 }
     }
 
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Answer {
@@ -106,7 +123,8 @@ impl Client {
         staging: Option<&Words>,
     ) -> Answer {
         self.seq += 1;
-        let request = Request { condition, ..Request::new(self.seq, SESSION, op, key, value) };
+        let ttl_ns = self.ttl_ns.take();
+        let request = Request { condition, ttl_ns, ..Request::new(self.seq, SESSION, op, key, value) };
         let message = request.parts(&request.header()).concat();
         self.message(&message, staging, self.seq)
     }
@@ -131,6 +149,25 @@ impl Client {
             answer.value.len() == total_bytes || (answer.value.is_empty() && answer.hint.is_some());
         assert!(!has_more && is_whole, "the reply is whole, or that of an append");
         answer
+    }
+}
+
+/// A value whose time is not over by the clock counts as one without end; what is left of `Expiring` is over.
+pub(crate) fn live(verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Expiring { version, value, expires_ns } if expires_ns > clock_ns() => {
+            Verdict::Found { version, value }
+        }
+        verdict => verdict,
+    }
+}
+
+/// Sweeps the whole index twice for keys whose time is over; the clock goes on meanwhile.
+pub(crate) fn sweep(worker: &mut Worker, table: &Table) {
+    let lines = table.index_segments() * kv_common::layout::SEGMENT_LINES;
+    for _ in 0..2 * lines / 64 {
+        pass(2_000_000);
+        worker.sweep_expired();
     }
 }
 
@@ -173,8 +210,12 @@ pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
         let Some(words) = view.block_words(slot) else { continue };
         let mut block = vec![0; words];
         region.copy_out(slot.place().word(), &mut block);
-        if let Verdict::Found { version, value } = block::judge(&block, key, slot.place(), view.table_id) {
-            return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
+        match live(block::judge(&block, key, slot.place(), view.table_id)) {
+            Verdict::Found { version, value } => {
+                return Look::Found { version, value: bytes_of(&block)[value].to_vec() };
+            }
+            Verdict::Expiring { .. } => return Look::Absent,
+            _ => {}
         }
     }
     Look::Unclear

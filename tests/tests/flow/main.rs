@@ -12,6 +12,7 @@ mod scenarios;
 mod basics;
 mod batches;
 mod conditions;
+mod expiry;
 mod full;
 mod reads;
 mod registered;

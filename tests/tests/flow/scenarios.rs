@@ -8,6 +8,7 @@ macro_rules! scenarios {
             sizes: values_of_every_class, values_at_the_limits_of_messages, values_beyond_the_limit_are_refused;
             conditions: puts_under_every_condition, deletes_under_every_condition,
                 adds_count_and_refuse_what_is_no_counter, appends_make_longer_values;
+            expiry: keys_end_and_count_as_absent, touches_move_the_end, times_to_live_out_of_range_are_refused;
             batches: multi_get_has_a_result_per_key, multi_put_and_multi_delete_have_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
             reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted;

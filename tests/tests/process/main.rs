@@ -40,6 +40,7 @@ macro_rules! over_quiet_transports {
 mod bench;
 mod crowd;
 mod drained;
+mod expiry;
 mod forked;
 mod hostile;
 mod hostile_tcp;

@@ -131,10 +131,12 @@ fn weather(rng: &mut Rng) -> Weather {
         outage_one_in: 0,
         quick_percent: rng.pick(&[20, 80]),
         ambush_percent: 0,
+        gap_ambush_one_in: 0,
         read_late_steps_max: rng.pick(&[400, 20_000]),
         read_gap_steps_max: rng.pick(&[2000, 20_000]),
         late_steps_max: 0,
         burst_one_in: 0,
+        drift_ppm_max: 1000,
     }
 }
 

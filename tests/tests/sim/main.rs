@@ -99,6 +99,10 @@ fn assert_rare_branches(totals: &Totals) {
         ("requests lost", fabric.requests_lost, 100),
         ("replies lost", fabric.replies_lost, 100),
         ("servers killed", totals.kills, 10),
+        ("writes of values whose time ends", totals.expiring_writes, 1000),
+        ("keys removed because their time was over", totals.grown.expired, 100),
+        ("looks at the server's clock", stats.clock_looks, 100),
+        ("times that the server was stopped", totals.stops, 10),
         ("histories judged", totals.checked.histories, 1000),
     ] {
         assert!(found >= least, "{found} {what}, at least {least} are wanted");

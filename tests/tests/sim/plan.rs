@@ -1,14 +1,16 @@
 //! What a seed determines before it begins: how bad the network is, what befalls the server, who does what to which
 //! keys.
 //!
-//! Four moods, because what brings some dangers about keeps others away:
+//! Five moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
 //! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
 //!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
 //! * a *crowd* has many keys of one home that come and go like a queue, a fast writer and many readers whose READs are
 //!   late;
 //! * a *boom* has index segments split one after the other, and readers who remember little and often read across a whole
-//!   split.
+//!   split;
+//! * a *lull* has keys whose time ends, and time for that: it goes by in leaps, the server is stopped for a while now and
+//!   then, and clocks of clients leap and run too fast or too slowly.
 
 use std::time::Duration;
 
@@ -39,6 +41,9 @@ pub(crate) struct Plan {
     /// Once in so many turns a connection breaks, or the server is killed.
     pub(crate) break_one_in: u64,
     pub(crate) kill_one_in: u64,
+    /// Once in so many turns nothing happens for a while, and once in so many of these times the server is stopped.
+    pub(crate) lull_one_in: u64,
+    pub(crate) stop_one_in: u64,
     pub(crate) players: Vec<PlayerPlan>,
     pub(crate) keys: Vec<Key>,
     /// Bytes of the blocks in use.
@@ -51,13 +56,14 @@ enum Mood {
     Duel,
     Crowd,
     Boom,
+    Lull,
 }
 
 impl Plan {
     /// Draws the plan.
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom]);
-        let mood = if std::env::var("KV_SIM_BOOM").is_ok() { Mood::Boom } else { mood };
+        let mood =
+            rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom, Mood::Lull]);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
@@ -68,12 +74,15 @@ impl Plan {
                 Mood::Duel => rng.pick(&[4, 10]),
                 Mood::Crowd => 0,
                 Mood::Boom => rng.pick(&[0, 100]),
+                Mood::Lull => rng.pick(&[0, 20, 100]),
             },
             // Whoever waits for a whole split is not to be sent away at its first store.
             stand_one_in: if mood == Mood::Boom { rng.pick(&[0, 0, 2]) } else { 2 },
+            lull_one_in: if mood == Mood::Lull { rng.pick(&[50, 200]) } else { 0 },
+            stop_one_in: if mood == Mood::Lull { rng.pick(&[0, 20, 200]) } else { 0 },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
-            kill_one_in: if is_storm { rng.pick(&[0, 0, 40_000]) } else { 0 },
+            kill_one_in: if is_storm || mood == Mood::Lull { rng.pick(&[0, 0, 40_000]) } else { 0 },
             players,
             keys,
             block_bytes: draw_classes(rng, mood),
@@ -95,7 +104,7 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         empty_one_in: if matches!(mood, Mood::Storm | Mood::Boom) { rng.pick(&[0, 0, 500]) } else { 0 },
     };
     match mood {
-        Mood::Duel | Mood::Crowd => calm,
+        Mood::Duel | Mood::Crowd | Mood::Lull => calm,
         Mood::Storm => ServerPlan {
             idle_one_in: rng.pick(&[1, 1, 4, 50]),
             segments: rng.pick(&[SEGMENTS, SEGMENTS, SEGMENTS_MAX]),
@@ -128,6 +137,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         read_gap_steps_max: 2000,
         late_steps_max: 0,
         burst_one_in: 0,
+        drift_ppm_max: 1000,
     };
     match mood {
         Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
@@ -149,6 +159,15 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             late_steps_max: rng.pick(&[0, 20]),
             ..calm
         },
+        Mood::Lull => Weather {
+            switch_one_in: rng.pick(&[1, 4, 16]),
+            stall_one_in: rng.pick(&[0, 2000, 20_000]),
+            outage_one_in: rng.pick(&[0, 0, 100_000]),
+            quick_percent: rng.pick(&[50, 95]),
+            late_steps_max: rng.pick(&[0, 5, 50]),
+            drift_ppm_max: rng.pick(&[0, 100, 10_000]),
+            ..calm
+        },
         Mood::Storm => Weather {
             switch_one_in: rng.pick(&[1, 2, 4, 16]),
             stall_one_in: rng.pick(&[0, 300, 2000, 10_000]),
@@ -160,6 +179,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
             read_gap_steps_max: 2000,
             late_steps_max: rng.pick(&[0, 5, 50, 500]),
             burst_one_in: rng.pick(&[0, 10, 50]),
+            ..calm
         },
     }
 }
@@ -172,12 +192,14 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Duel => 4,
             Mood::Crowd => 8,
             Mood::Boom => 4,
+            Mood::Lull => 3,
         };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
         Mood::Duel => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
         Mood::Boom => rng.pick(&[8, 20, 60]),
+        Mood::Lull => rng.pick(&[2, 6, 20]),
     };
     let (hash_seed, names) = keys::draw(rng, count);
     // Of four keys one has a single writer that never deletes it, one is written by two clients, two by all.
@@ -194,6 +216,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         Mood::Duel => 600,
         Mood::Crowd => 8000,
         Mood::Boom => 2000,
+        Mood::Lull => 500,
     };
     let common = Common {
         operations,
@@ -203,12 +226,14 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
             Mood::Duel => 4,
             Mood::Crowd => 0,
             Mood::Boom => 200,
+            Mood::Lull => 200,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
             Mood::Duel => 10,
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[0, 100]),
+            Mood::Lull => rng.pick(&[0, 10, 30]),
         },
     };
     let players =
@@ -267,6 +292,7 @@ fn draw_player(
             Mood::Duel => 0,
             Mood::Crowd => 90,
             Mood::Boom => rng.pick(&[0, 90]),
+            Mood::Lull => rng.pick(&[0, 40]),
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
@@ -279,12 +305,16 @@ fn draw_player(
             (Mood::Crowd, _) => 100,
             (Mood::Boom, 0 | 1) => rng.pick(&[30, 60]),
             (Mood::Boom, _) => 100,
+            (Mood::Lull, 0) => 60,
+            (Mood::Lull, _) => rng.pick(&[80, 95]),
         },
+        ttl_percent: if mood == Mood::Lull { 70 } else { 0 },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[0, 80, 90]),
+            Mood::Lull => rng.pick(&[0, 30]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },
@@ -300,6 +330,7 @@ fn draw_player(
             Mood::Duel => rng.pick(&[5000, 50_000]),
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[100, 10_000]),
+            Mood::Lull => rng.pick(&[100, 2000]),
         },
     }
 }
@@ -314,5 +345,6 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         Mood::Duel => vec![96, 112],
         Mood::Crowd => vec![64],
         Mood::Boom => vec![64, 80, 96],
+        Mood::Lull => vec![64, 96, 112, 512],
     }
 }

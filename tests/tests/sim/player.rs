@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_client::{Client, Condition, Conditional, Error, Options, Outcome, Refusal, Ticket, Value};
+use kv_client::{
+    Client, Condition, Conditional, Error, Options, Outcome, PutOptions, Refusal, Ticket, Value,
+};
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return, When};
@@ -85,6 +87,8 @@ pub(crate) struct PlayerPlan {
     /// Of 100 operations so many are pipelined, so many are GETs.
     pub(crate) pipelined_percent: u64,
     pub(crate) gets_percent: u64,
+    /// Of 100 writes to keys that nobody relies on, so many are of values whose time ends.
+    pub(crate) ttl_percent: u64,
     /// Of 100 operations so many are on the key that was written last.
     pub(crate) follow_percent: u64,
     /// Every third operation is on one of so many keys.
@@ -265,10 +269,13 @@ impl Player {
         let name = self.key_bytes(key);
         let outcome = match call {
             Call::Get => unreachable!("done above"),
-            Call::Put { .. } => Outcome::Put(line.client.put(&name, &bytes)),
+            Call::Put { ttl_ns: None, .. } => Outcome::Put(line.client.put(&name, &bytes)),
+            Call::Put { ttl_ns, .. } => {
+                Outcome::Conditional(line.client.put_with(&name, &bytes, options(None, ttl_ns)))
+            }
             Call::Delete => Outcome::Delete(line.client.delete(&name)),
-            Call::PutIf { when, .. } => {
-                Outcome::Conditional(line.client.put_with(&name, &bytes, condition(when)))
+            Call::PutIf { when, ttl_ns, .. } => {
+                Outcome::Conditional(line.client.put_with(&name, &bytes, options(Some(when), ttl_ns)))
             }
             Call::DeleteIf { when } => Outcome::Conditional(line.client.delete_if(&name, condition(when))),
         };
@@ -320,9 +327,12 @@ impl Player {
             let ticket = match call {
                 Call::Get if self.rng.one_in(3) => self.buffers.submit(&mut line.client, &name),
                 Call::Get => line.client.submit_get(&name),
-                Call::Put { .. } => line.client.submit_put(&name, &bytes),
+                Call::Put { ttl_ns: None, .. } => line.client.submit_put(&name, &bytes),
+                Call::Put { ttl_ns, .. } => line.client.submit_put_with(&name, &bytes, options(None, ttl_ns)),
                 Call::Delete => line.client.submit_delete(&name),
-                Call::PutIf { when, .. } => line.client.submit_put_with(&name, &bytes, condition(when)),
+                Call::PutIf { when, ttl_ns, .. } => {
+                    line.client.submit_put_with(&name, &bytes, options(Some(when), ttl_ns))
+                }
                 Call::DeleteIf { when } => line.client.submit_delete_if(&name, condition(when)),
             };
             match ticket {
@@ -387,7 +397,9 @@ impl Player {
             }
             Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
             Outcome::GetInto(..) => unreachable!("a GET by now"),
-            Outcome::Add(_) | Outcome::Append(_) => unreachable!("none of these are submitted"),
+            Outcome::Add(_) | Outcome::Append(_) | Outcome::Ttl(_) => {
+                unreachable!("none of these are submitted")
+            }
             Outcome::Ping(result) => return self.survives(result),
         };
         self.end(op, back);
@@ -420,14 +432,19 @@ impl Player {
 
     fn begin(&self, line: &Line, key: usize, call: Call) -> (OpId, Vec<u8>) {
         let mut oracle = self.shared.oracle.borrow_mut();
+        oracle.set_server_clock(self.shared.fabric.now_ns());
         let op = oracle.begin(line.life, self.plan.number, key, call);
         let has_value = matches!(call, Call::Put { .. } | Call::PutIf { .. });
         let bytes = if has_value { oracle.value(op) } else { Vec::new() };
+        let expires = matches!(call, Call::Put { ttl_ns: Some(_), .. } | Call::PutIf { ttl_ns: Some(_), .. });
+        self.shared.totals.borrow_mut().expiring_writes += u64::from(expires);
         (op, bytes)
     }
 
     fn end(&self, op: OpId, back: Return) {
-        if let Err(what) = self.shared.oracle.borrow_mut().end(op, back) {
+        let mut oracle = self.shared.oracle.borrow_mut();
+        oracle.set_server_clock(self.shared.fabric.now_ns());
+        if let Err(what) = oracle.end(op, back) {
             self.shared.wrong(what);
         }
     }
@@ -435,6 +452,12 @@ impl Player {
     fn key_bytes(&self, key: usize) -> Vec<u8> {
         self.shared.oracle.borrow().keys()[key].bytes.clone()
     }
+}
+
+fn options(when: Option<When>, ttl_ns: Option<u64>) -> PutOptions {
+    let mut options = PutOptions::from(when.map_or(Condition::Always, condition));
+    options.ttl = ttl_ns.map(Duration::from_nanos);
+    options
 }
 
 fn condition(when: When) -> Condition {

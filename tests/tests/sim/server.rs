@@ -17,6 +17,15 @@ use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waitin
 
 use crate::tasks::{Task, pause};
 
+thread_local! {
+    /// Where the time comes from.
+    static CLOCK: RefCell<Option<Fabric>> = const { RefCell::new(None) };
+}
+
+fn server_clock_ns() -> u64 {
+    CLOCK.with_borrow(|fabric| fabric.as_ref().map_or(0, Fabric::now_ns))
+}
+
 /// Bytes of memory that are cleared together when a table is given up.
 const PAGE_BYTES: usize = 4096;
 
@@ -179,8 +188,9 @@ impl Server {
             hash_seed: plan.hash_seed,
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
-            now_ns: 1,
+            clock_ns: server_clock_ns,
         };
+        CLOCK.set(Some(fabric.clone()));
         let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
         let (mut rng, plan, keys) = (rng.fork(), plan.clone(), Rc::clone(&memory.keys));
@@ -203,6 +213,14 @@ impl Server {
             serve(&fabric, Worker::new(&made, 0), keeper, &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
+    }
+
+    /// Publishes its clock, if it is up: the work of another thread than the worker's.
+    pub(crate) fn publish_clock(&self) {
+        if let Some(table) = self.table.take() {
+            table.publish_clock();
+            self.table.set(Some(table));
+        }
     }
 
     /// Lets it run for a while.
@@ -236,11 +254,12 @@ impl Server {
             segments_reused: sum(Counter::SegmentsReused),
             blocks_moved: sum(Counter::BlocksMoved),
             writes_waited: sum(Counter::WritesWaited),
+            expired: sum(Counter::Expired),
         })
     }
 }
 
-/// What a table counted about its growth.
+/// What a table counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grown {
     pub(crate) splits: u64,
@@ -252,6 +271,8 @@ pub(crate) struct Grown {
     pub(crate) segments_reused: u64,
     pub(crate) blocks_moved: u64,
     pub(crate) writes_waited: u64,
+    /// Keys that were removed because their time was over.
+    pub(crate) expired: u64,
 }
 
 /// Splits index segments, for no reason but chance.
@@ -347,6 +368,7 @@ fn serve(
         } else if is_draining.get() && !fabric.has_requests() && parked.0.is_empty() {
             return;
         }
+        worker.sweep_expired();
         if rng.one_in(grower.plan.idle_one_in) {
             worker.idle();
         }

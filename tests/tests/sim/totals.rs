@@ -18,6 +18,10 @@ pub(crate) struct Totals {
     pub(crate) unknown: u64,
     /// Requests that the server refused: no room.
     pub(crate) refused: u64,
+    /// Writes of values whose time ends.
+    pub(crate) expiring_writes: u64,
+    /// Times that the server was stopped.
+    pub(crate) stops: u64,
     /// Servers killed.
     pub(crate) kills: u64,
     pub(crate) steps: u64,
@@ -52,8 +56,11 @@ impl Totals {
         sum.segments_reused += grown.segments_reused;
         sum.blocks_moved += grown.blocks_moved;
         sum.writes_waited += grown.writes_waited;
+        sum.expired += grown.expired;
         self.unknown += other.unknown;
         self.refused += other.refused;
+        self.expiring_writes += other.expiring_writes;
+        self.stops += other.stops;
         self.kills += other.kills;
         self.steps += other.steps;
     }
@@ -83,6 +90,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         directory_refreshes,
         leases_expired,
         place_epochs,
+        clock_looks,
         asked_server,
         waited_for_own_write,
         timeouts,
@@ -108,6 +116,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.directory_refreshes += directory_refreshes;
     into.leases_expired += leases_expired;
     into.place_epochs += place_epochs;
+    into.clock_looks += clock_looks;
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;
     into.timeouts += timeouts;

@@ -79,7 +79,12 @@ struct World<'a> {
     wake_one_in: u64,
     break_one_in: u64,
     kill_one_in: u64,
+    lull_one_in: u64,
+    stop_one_in: u64,
+    /// The server is stopped until this time of the fabric.
+    stopped_until_ns: u64,
     kills: u64,
+    stops: u64,
 }
 
 impl<'a> World<'a> {
@@ -93,6 +98,8 @@ impl<'a> World<'a> {
             wake_one_in,
             break_one_in,
             kill_one_in,
+            lull_one_in,
+            stop_one_in,
             players,
             keys,
             block_bytes,
@@ -139,7 +146,11 @@ impl<'a> World<'a> {
             wake_one_in,
             break_one_in,
             kill_one_in,
+            lull_one_in,
+            stop_one_in,
+            stopped_until_ns: 0,
             kills: 0,
+            stops: 0,
         }
     }
 
@@ -148,7 +159,7 @@ impl<'a> World<'a> {
             self.enter(plan, Player::play);
         }
         self.run_actors()?;
-        (self.break_one_in, self.kill_one_in) = (0, 0);
+        (self.break_one_in, self.kill_one_in, self.stop_one_in) = (0, 0, 0);
         let reader = PlayerPlan {
             number: self.players.len() as u32,
             timeout: Duration::from_secs(1 << 32),
@@ -164,7 +175,7 @@ impl<'a> World<'a> {
         let checked = self.shared.oracle.borrow().check()?;
         let mut totals = *self.shared.totals.borrow();
         (totals.fabric, totals.checked, totals.kills) = (self.fabric.counts(), checked, self.kills);
-        totals.grown = grown;
+        (totals.grown, totals.stops) = (grown, self.stops);
         totals.steps = self.fabric.now_step();
         Ok(Report { totals, trace: self.fabric.trace() })
     }
@@ -202,10 +213,14 @@ impl<'a> World<'a> {
                 self.fabric.break_link(self.rng.pick(&up), Broken::Closed);
             }
         }
+        if self.rng.one_in(self.lull_one_in) {
+            self.lull();
+        }
         let now = self.fabric.now_step();
         let is_standing =
             now < self.server_sleeps_until && self.shared.gets_ended.get() < self.server_waits_for;
-        if !is_standing && self.rng.one_in(2) {
+        let is_stopped = self.fabric.now_ns() < self.stopped_until_ns;
+        if !is_standing && !is_stopped && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -216,6 +231,24 @@ impl<'a> World<'a> {
         let chosen = if is_standing { self.favourite(&awake, now) } else { self.rng.pick(&awake) };
         if self.actors[chosen].task.run() {
             self.actors.swap_remove(chosen);
+        }
+    }
+
+    /// Nothing happens for a while. Between two of these the server's clock is published, if it is not stopped.
+    fn lull(&mut self) {
+        let is_stopped = |world: &World| world.fabric.now_ns() < world.stopped_until_ns;
+        let most_ns = self.rng.pick(if is_stopped(self) { &[1, 4, 40] } else { &[1, 4, 4] }) * 1_000_000;
+        self.fabric.pass(self.rng.below(most_ns));
+        if is_stopped(self) {
+            return;
+        }
+        if let Some(server) = &self.server {
+            server.publish_clock();
+        }
+        if self.rng.one_in(self.stop_one_in) {
+            let ns = self.rng.pick(&[10, 100, 100, 1000, 10_000]) * 1_000_000;
+            self.stopped_until_ns = self.fabric.now_ns() + ns;
+            self.stops += 1;
         }
     }
 

@@ -12,6 +12,8 @@ mod basics;
 mod batches;
 #[path = "../flow/conditions.rs"]
 mod conditions;
+#[path = "../flow/expiry.rs"]
+mod expiry;
 #[path = "../flow/full.rs"]
 mod full;
 #[path = "../flow/reads.rs"]

@@ -93,7 +93,7 @@ impl<'a> Player<'a> {
 
     fn put(&mut self) {
         let (key, _) = self.own_key();
-        let call = Call::Put { len_bytes: self.length() };
+        let call = Call::Put { len_bytes: self.length(), ttl_ns: None };
         self.one(key, call, |client, key, value| client.put(key, value).map(Return::Stored));
     }
 
@@ -107,7 +107,7 @@ impl<'a> Player<'a> {
     fn compare_and_set(&mut self) {
         let (key, _) = self.own_key();
         let Some(&expected) = self.versions.get(&key) else { return };
-        let call = Call::PutIf { when: When::Version(expected), len_bytes: self.length() };
+        let call = Call::PutIf { when: When::Version(expected), len_bytes: self.length(), ttl_ns: None };
         self.one(key, call, |client, key, value| {
             client.compare_and_set(key, expected, value).map(|outcome| match outcome {
                 Conditional::Done(version) => Return::Stored(version),
@@ -135,7 +135,7 @@ impl<'a> Player<'a> {
         let mut tickets: HashMap<Ticket, (OpId, usize, Call)> = HashMap::new();
         let keys = self.keys.clone();
         for (key, _) in keys.into_iter().skip(self.random.below(3) as usize).step_by(3) {
-            for call in [Call::Put { len_bytes: LENGTHS[key % 4] }, Call::Get] {
+            for call in [Call::Put { len_bytes: LENGTHS[key % 4], ttl_ns: None }, Call::Get] {
                 let (op, name, value) = self.world.begin(self.life, self.number, key, call);
                 let submitted = match call {
                     Call::Get => self.client.submit_get(&name),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use super::clock::OwnClock;
 use super::reads::{Ambush, Read, draw_positions};
 use super::rng::Rng;
 use super::{Fabric, State, Weather, mix};
@@ -32,8 +33,7 @@ pub(super) struct Link {
     is_patient: bool,
     pub(super) staging: Words,
     pub(super) reads: Vec<Read>,
-    /// How long this client was stopped in all: its clock is ahead of the fabric's by that.
-    pub(super) clock_ahead_ns: u64,
+    pub(super) clock: OwnClock,
     completions: Vec<Due<Event>>,
     to_client: VecDeque<Due<Vec<u8>>>,
     to_server: VecDeque<Due<Vec<u8>>>,
@@ -51,13 +51,19 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(session: u64, is_patient: bool, staging: Words, capacity: usize) -> Link {
+    pub(super) fn new(
+        session: u64,
+        is_patient: bool,
+        staging: Words,
+        capacity: usize,
+        clock: OwnClock,
+    ) -> Link {
         Link {
             session,
             is_patient,
             staging,
             reads: Vec::new(),
-            clock_ahead_ns: 0,
+            clock,
             completions: Vec::new(),
             to_client: VecDeque::new(),
             to_server: VecDeque::new(),
@@ -393,7 +399,7 @@ impl Transport for SimTransport {
         loop {
             self.fabric.pause();
             let is_over = self.with(|link, rng, cx| {
-                cx.now_ns + link.clock_ahead_ns >= until_ns || link.is_ready(cx.step) || rng.one_in(64)
+                link.clock.at(cx.now_ns) >= until_ns || link.is_ready(cx.step) || rng.one_in(64)
             });
             if is_over {
                 return;
@@ -403,7 +409,7 @@ impl Transport for SimTransport {
 
     fn now_ns(&self) -> u64 {
         self.may_pause(64);
-        let now_ns = self.with(|link, _, cx| cx.now_ns + link.clock_ahead_ns);
+        let now_ns = self.with(|link, _, cx| link.clock.at(cx.now_ns));
         self.may_pause(64);
         now_ns
     }

@@ -5,11 +5,12 @@
 //! READ becomes its words, and in any step between its post and its completion some of them may be fetched, in any
 //! order, some of them twice. Messages of a connection stay in order, and are late; completions are late and come in
 //! bursts; connections break, with and without effect of what was under way. A client's clock may leap at any step:
-//! then that client was stopped for so long.
+//! then that client was stopped for so long. It begins anywhere and runs too fast or too slowly.
 //!
 //! Whoever runs tasks over the fabric gives it a `pause`, which is called wherever a real thread can lose the
 //! processor, and must let others run. No borrow is held meanwhile.
 
+mod clock;
 mod link;
 mod reads;
 mod rng;
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::region::{WORD_BYTES, Words};
 use crate::transport::Broken;
 
+use clock::OwnClock;
 use link::Link;
 pub use link::{Flavour, SimTransport};
 pub use rng::Rng;
@@ -46,6 +48,8 @@ pub struct Weather {
     pub late_steps_max: u64,
     /// Once in so many completions the next ones are held back, to come in a burst.
     pub burst_one_in: u64,
+    /// Clients' clocks run too fast or too slowly by up to so many millionths.
+    pub drift_ppm_max: u64,
 }
 
 /// What happened on a fabric.
@@ -145,7 +149,7 @@ impl Fabric {
         self.state().now_ns += ns;
     }
 
-    /// The time, in ns: that of clients that were never stopped.
+    /// The time, in ns. Clients' clocks are off.
     pub fn now_ns(&self) -> u64 {
         self.state().now_ns
     }
@@ -183,7 +187,8 @@ impl Fabric {
     pub fn connect(&self, flavour: Flavour, is_patient: bool, session: u64, staging: Words) -> SimTransport {
         let state = &mut *self.state();
         let capacity = state.rng.pick(&[1, 4, 64, 64]);
-        state.links.push(Some(Link::new(session, is_patient, staging.clone(), capacity)));
+        let clock = OwnClock::draw(&mut state.rng, state.weather.drift_ppm_max);
+        state.links.push(Some(Link::new(session, is_patient, staging.clone(), capacity, clock)));
         SimTransport::new(self.clone(), state.links.len() - 1, flavour, staging)
     }
 
@@ -289,7 +294,7 @@ impl State {
         }
         let stalled = self.rng.pick(&up);
         if let Some(link) = &mut self.links[stalled] {
-            link.clock_ahead_ns += ns;
+            link.clock.leap(ns);
             self.counts.stalls += 1;
         }
     }

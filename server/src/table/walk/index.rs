@@ -201,7 +201,9 @@ impl Walker<'_> {
                     let home = LineNumber::new(segment, hash.home());
                     is_given_away = !self.header(home).answers_for(hash);
                     collected.seen.push(Seen { hash: hash.0, place: slot.place(), segment });
-                    self.walk.report.data_bytes += self.data_bytes_at(slot.place());
+                    let lengths = self.lengths_at(slot.place());
+                    self.walk.report.data_bytes += lengths.data_bytes() as u64;
+                    self.walk.report.expiring_keys += u64::from(lengths.expires());
                 }
                 Err(fault) => self.note(CheckFinding::Slot { line, index, slot, fault }),
             }
@@ -267,12 +269,13 @@ impl Walker<'_> {
     }
 
     fn uncount_copy(&mut self, slot: Slot) {
-        let data_bytes = self.data_bytes_at(slot.place());
+        let lengths = self.lengths_at(slot.place());
         let report = &mut self.walk.report;
         report.copied_keys += 1;
         report.keys -= 1;
         report.block_bytes -= slot.span().bytes();
-        report.data_bytes -= data_bytes;
+        report.data_bytes -= lengths.data_bytes() as u64;
+        report.expiring_keys -= u64::from(lengths.expires());
     }
 }
 

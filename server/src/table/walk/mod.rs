@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, SEGMENT_GRANULES,
-    SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock, superblock_segments,
+    COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, SEGMENT_GRANULES, SEGMENT_WORDS,
+    SegmentEntry, SegmentKind, Slot, Span, superblock, superblock_segments,
 };
 use kv_common::limits::WORKERS_MAX;
 use kv_common::probe::{IdentityError, TableView};
@@ -130,7 +130,7 @@ impl Walker<'_> {
         self.region.copy_out(place.word(), &mut self.block);
         let key = block::key_of(&self.block).filter(|key| !key.is_empty()).ok_or(SlotFault::Damaged)?;
         let version = match block::judge(&self.block, key, place, self.view.table_id) {
-            Verdict::Found { version, .. } => version,
+            Verdict::Found { version, .. } | Verdict::Expiring { version, .. } => version,
             Verdict::NotLive => return Err(SlotFault::NotLive),
             Verdict::OtherKey | Verdict::Torn => return Err(SlotFault::Damaged),
         };
@@ -157,6 +157,7 @@ impl Walker<'_> {
             (Counter::Keys, report.keys),
             (Counter::BlockBytes, report.block_bytes),
             (Counter::DataBytes, report.data_bytes),
+            (Counter::ExpiringKeys, report.expiring_keys),
             (Counter::OverflowLines, report.overflow_lines),
         ] {
             let pages = superblock::counter_pages(WORKERS_MAX)
@@ -179,15 +180,14 @@ impl Walker<'_> {
         }
     }
 
-    /// Bytes of key and value of a block that was verified.
-    fn data_bytes_at(&self, place: Place) -> u64 {
-        let lengths = Lengths::decode(self.region.load(place.word() + 2));
-        (lengths.block_bytes() - BLOCK_HEADER_BYTES) as u64
+    /// The lengths of a block that was verified.
+    fn lengths_at(&self, place: Place) -> Lengths {
+        Lengths::decode(self.region.load(place.word() + 2))
     }
 
     /// The key of a block that was verified.
     fn key_at(&self, place: Place) -> Vec<u64> {
-        let lengths = Lengths::decode(self.region.load(place.word() + 2));
+        let lengths = self.lengths_at(place);
         let mut words = vec![0; (lengths.key_bytes as usize).div_ceil(8)];
         self.region.copy_out(place.word() + 3, &mut words);
         // The bytes of the value that share the last word are no part of the key.

@@ -28,7 +28,7 @@ impl Player {
         if self.is_filling {
             let newest = (self.oldest + self.queued) % keys;
             self.queued += 1;
-            return (newest, Call::Put { len_bytes: self.draw_len(newest) });
+            return (newest, Call::Put { len_bytes: self.draw_len(newest, None), ttl_ns: None });
         }
         let oldest = self.oldest;
         (self.oldest, self.queued) = ((oldest + 1) % keys, self.queued - 1);
@@ -51,7 +51,8 @@ impl Player {
         if role == Role::Read || self.rng.below(100) < self.plan.gets_percent {
             return Call::Get;
         }
-        let len_bytes = self.draw_len(key);
+        let ttl_ns = self.draw_ttl(role);
+        let len_bytes = self.draw_len(key, ttl_ns);
         match self.rng.below(10) {
             0 => {
                 let when = match self.rng.below(4) {
@@ -62,16 +63,24 @@ impl Player {
                 if role == Role::Any && self.rng.one_in(4) && when != When::Absent {
                     return Call::DeleteIf { when };
                 }
-                Call::PutIf { when, len_bytes }
+                Call::PutIf { when, len_bytes, ttl_ns }
             }
             n if role == Role::Any && n <= if self.shared.is_growing.get() { 1 } else { 7 } => Call::Delete,
-            _ => Call::Put { len_bytes },
+            _ => Call::Put { len_bytes, ttl_ns },
         }
     }
 
+    /// From no time at all to longer than everything takes.
+    fn draw_ttl(&mut self, role: Role) -> Option<u64> {
+        let is_ending = role == Role::Any && self.rng.below(100) < self.plan.ttl_percent;
+        is_ending
+            .then(|| self.rng.pick(&[1, 100_000, 2_000_000, 20_000_000, 60_000_000, 200_000_000, 1 << 50]))
+    }
+
     /// A length that brings the block into one of the classes in use, often to its very end.
-    fn draw_len(&mut self, key: usize) -> usize {
-        let overhead = 24 + self.shared.oracle.borrow().keys()[key].bytes.len();
+    fn draw_len(&mut self, key: usize, ttl_ns: Option<u64>) -> usize {
+        let overhead =
+            24 + if ttl_ns.is_some() { 8 } else { 0 } + self.shared.oracle.borrow().keys()[key].bytes.len();
         let block_bytes = self.rng.pick(&self.shared.block_bytes);
         if self.rng.one_in(40) {
             return self.rng.below(9) as usize;
