@@ -14,6 +14,8 @@ mod batches;
 mod conditions;
 #[path = "../flow/full.rs"]
 mod full;
+#[path = "../flow/growth.rs"]
+mod growth;
 #[path = "../flow/reads.rs"]
 mod reads;
 #[path = "../flow/registered.rs"]
