@@ -93,9 +93,12 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
     line(
         "index",
         format!(
-            "{:.1} % of {slots} slots in home lines, {} overflow lines",
+            "{:.1} % of {slots} slots in home lines, {} overflow lines; {} splits, {} under way, {} inserts waited",
             share(keys, slots),
-            counter("overflow_lines")
+            counter("overflow_lines"),
+            counter("splits"),
+            counter("splits_under_way"),
+            counter("inserts_waited")
         ),
     );
     let block_segments_bytes = stat.segments.blocks * SEGMENT_BYTES;

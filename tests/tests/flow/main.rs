@@ -14,6 +14,7 @@ mod batches;
 mod conditions;
 mod expiry;
 mod full;
+mod growth;
 mod reads;
 mod registered;
 mod shared;

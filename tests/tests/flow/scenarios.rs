@@ -19,6 +19,7 @@ macro_rules! scenarios {
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
             space: deleted_values_make_room_for_other_sizes;
+            growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {

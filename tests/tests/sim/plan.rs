@@ -115,7 +115,7 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         Mood::Boom => ServerPlan {
             segments: SEGMENTS_MAX,
             // Some thousand steps: READs are quicker as a rule, and some are slower.
-            grace_ns: rng.pick(&[10_000, 60_000, 400_000]),
+            grace_ns: rng.pick(&[10_000, 60_000, 200_000]),
             split_one_in: rng.pick(&[100, 500]),
             // At one go, or with pauses that are longer than READs.
             grow_one_in,
@@ -152,7 +152,7 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
         Mood::Boom => Weather {
             switch_one_in: rng.pick(&[1, 4, 16]),
             quick_percent: rng.pick(&[0, 30, 80]),
-            ambush_percent: rng.pick(&[20, 60]),
+            ambush_percent: rng.pick(&[40, 80]),
             gap_ambush_one_in: 1,
             read_late_steps_max: rng.pick(&[30, 400]),
             read_gap_steps_max: rng.pick(&[2000, 10_000]),
@@ -285,13 +285,14 @@ fn draw_player(
         depth: match (mood, client) {
             // GETs that wait in their client's queue would overlap with more writes than they meet.
             (Mood::Crowd, 1..) => 12,
+            (Mood::Boom, 1..) => 40,
             _ => rng.pick(&[2, 8, 40]),
         },
         pipelined_percent: match mood {
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
             Mood::Crowd => 90,
-            Mood::Boom => rng.pick(&[0, 90]),
+            Mood::Boom => 90,
             Mood::Lull => rng.pick(&[0, 40]),
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
@@ -313,7 +314,7 @@ fn draw_player(
             Mood::Storm => rng.pick(&[0, 20, 80]),
             Mood::Duel => 90,
             Mood::Crowd => 0,
-            Mood::Boom => rng.pick(&[0, 80, 90]),
+            Mood::Boom => rng.pick(&[40, 90]),
             Mood::Lull => rng.pick(&[0, 30]),
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },

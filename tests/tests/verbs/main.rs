@@ -16,6 +16,8 @@ mod conditions;
 mod expiry;
 #[path = "../flow/full.rs"]
 mod full;
+#[path = "../flow/growth.rs"]
+mod growth;
 #[path = "../flow/reads.rs"]
 mod reads;
 #[path = "../flow/registered.rs"]

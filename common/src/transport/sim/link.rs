@@ -352,8 +352,11 @@ impl Transport for SimTransport {
             let is_quick = rng.below(100) < quick_percent;
             let mut read = Read::new(rng, cx.weather, is_quick, token, at_word, buffer, cx.step);
             if rng.below(100) < cx.ambush_percent(link.is_patient) {
-                let in_gap = rng.one_in(cx.weather.gap_ambush_one_in);
-                read.wait_for_stores(rng, cx.step, in_gap);
+                if rng.one_in(cx.weather.gap_ambush_one_in) {
+                    read.wait_in_gap(cx.region, rng, cx.step);
+                } else {
+                    read.wait_for_stores(rng, cx.step);
+                }
             }
             link.reads.push(read);
             link.reads.last().map_or(u64::MAX, |read| read.due_step)

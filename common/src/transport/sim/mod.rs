@@ -171,7 +171,8 @@ impl Fabric {
             let was_ambushed = state.is_ambushed;
             state.is_ambushed = state.note_store(word);
             state.was_ambushed |= was_ambushed;
-            was_ambushed || state.rng.one_in(state.weather.switch_one_in)
+            // Who waits for this store is served when it was made.
+            was_ambushed || (!state.is_ambushed && state.rng.one_in(state.weather.switch_one_in))
         };
         if is_switch {
             self.pause();

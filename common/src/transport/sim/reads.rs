@@ -10,23 +10,33 @@ use crate::transport::ReadBuffer;
 /// Stores to some words that someone waits for: a READ that is served right after one of them shows what the writer's
 /// order of stores is worth.
 pub(super) struct Ambush {
-    /// Only stores to the first word count, which tells whether a block is live.
-    is_for_first: bool,
+    /// Only stores to this word count.
+    only: Option<usize>,
     stores: u64,
 }
 
 impl Ambush {
-    /// Draws what to wait for, and until which step at most.
+    /// Draws what to wait for, and until which step at most: some stores, often to the first word, which tells whether a
+    /// block is live.
     pub(super) fn draw(rng: &mut Rng, step: u64) -> (Ambush, u64) {
-        let is_for_first = rng.one_in(2);
-        let stores = 1 + rng.below(if is_for_first { 3 } else { 30 });
+        let only = rng.one_in(2).then_some(0);
+        let stores = 1 + rng.below(if only.is_some() { 3 } else { 30 });
+        (Ambush { only, stores }, Ambush::draw_end(rng, step))
+    }
+
+    /// The next store to one word.
+    fn of_word(word: usize, rng: &mut Rng, step: u64) -> (Ambush, u64) {
+        (Ambush { only: Some(word), stores: 1 }, Ambush::draw_end(rng, step))
+    }
+
+    fn draw_end(rng: &mut Rng, step: u64) -> u64 {
         let steps = rng.pick(&[500, 5000, 20_000]);
-        (Ambush { is_for_first, stores }, step + rng.below(steps))
+        step + rng.below(steps)
     }
 
     /// A store to the word `offset` comes next. True if it is the last one that was waited for.
     pub(super) fn note_store(&mut self, offset: usize) -> bool {
-        if self.stores == 0 || (self.is_for_first && offset != 0) {
+        if self.stores == 0 || self.only.is_some_and(|only| only != offset) {
             return false;
         }
         self.stores -= 1;
@@ -128,14 +138,24 @@ impl Read {
         }
     }
 
-    /// It waits for stores to its words before anything of it is fetched; or, `in_gap`, between two of its words.
-    pub(super) fn wait_for_stores(&mut self, rng: &mut Rng, step: u64, in_gap: bool) {
+    /// It waits for stores to its words before anything of it is fetched.
+    pub(super) fn wait_for_stores(&mut self, rng: &mut Rng, step: u64) {
         let (ambush, until_step) = Ambush::draw(rng, step);
-        if in_gap {
-            self.gap_ambush = Some((ambush, until_step));
-        } else {
-            (self.ambush, self.due_step) = (Some(ambush), until_step);
+        (self.ambush, self.due_step) = (Some(ambush), until_step);
+    }
+
+    /// It waits for stores to its words between two of them: for some to any, or when it has all words but one that is not
+    /// zero now, for the next one to that.
+    pub(super) fn wait_in_gap(&mut self, region: &Words, rng: &mut Rng, step: u64) {
+        let len = self.buffer.len();
+        let not_zero: Vec<usize> = (0..len).filter(|i| region.load(self.at_word + i) != 0).collect();
+        if not_zero.is_empty() || rng.one_in(4) {
+            self.gap_ambush = Some(Ambush::draw(rng, step));
+            return;
         }
+        let last = rng.pick(&not_zero);
+        (self.order, self.burst, self.long_gap) = (Order::From((last + 1) % len), len, (len - 1, 0));
+        self.gap_ambush = Some(Ambush::of_word(last, rng, step));
     }
 
     /// A store to `word` comes next, in step `step`. True if the READ has waited for that, and goes on right after it.
