@@ -31,8 +31,10 @@ const STANDS_NS: u64 = 40_000_000;
 const LOOK_NS_MAX: u64 = 2_000_000;
 /// Between two looks at a word that is watched.
 pub(crate) const WATCH_PAUSE_NS: u64 = 1_000_000;
-/// After so many READs one after the other that were not quick, the server is asked.
-const SLOW_READS_MAX: u32 = 3;
+/// After so many looks that somebody waited for and that settled nothing, the server is asked: READs take too long here.
+const VAIN_LOOKS_MAX: u32 = 4;
+/// ... and all that is in doubt for so long.
+const ASK_NS: u64 = 100_000_000;
 /// Two clocks that are right drift apart by less than one part in so many.
 const DRIFT_ONE_IN: u64 = 512;
 
@@ -64,7 +66,10 @@ struct Known {
     server_ns: u64,
     own_ns: u64,
     trust: Trust,
-    slow_reads: u32,
+    /// Somebody waits for the next look.
+    is_wanted: bool,
+    vain_looks: u32,
+    ask_until_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +88,17 @@ impl ServerClock {
         let Some(known) = &mut self.known else {
             let (server_ns, own_ns, seen_ns) = (word_ns, now_ns, now_ns);
             let trust = Trust::Watching { stood_ns: 0 };
-            self.known = Some(Known { word_ns, posted_ns, seen_ns, server_ns, own_ns, trust, slow_reads: 0 });
+            self.known = Some(Known {
+                word_ns,
+                posted_ns,
+                seen_ns,
+                server_ns,
+                own_ns,
+                trust,
+                is_wanted: false,
+                vain_looks: 0,
+                ask_until_ns: 0,
+            });
             return;
         };
         if mutant(Mutant::TrustOwnClock) {
@@ -95,8 +110,8 @@ impl ServerClock {
     }
 
     /// Whether a time has come by the server's clock, at `now_ns` of the own one.
-    pub(crate) fn judge(&self, expires_ns: u64, now_ns: u64) -> Judgement {
-        let Some(known) = self.known else { return Judgement::LookAt(now_ns) };
+    pub(crate) fn judge(&mut self, expires_ns: u64, now_ns: u64) -> Judgement {
+        let Some(known) = &mut self.known else { return Judgement::LookAt(now_ns) };
         if mutant(Mutant::TrustOwnClock) {
             return if expires_ns <= known.at(now_ns) { Judgement::Expired } else { Judgement::Live };
         }
@@ -104,18 +119,28 @@ impl ServerClock {
         if expires_ns <= known.word_ns {
             return Judgement::Expired;
         }
-        if known.slow_reads >= SLOW_READS_MAX {
+        let at_ns = if let Trust::Watching { .. } = known.trust {
+            known.seen_ns.saturating_add(WATCH_PAUSE_NS)
+        } else if expires_ns > known.at(now_ns) {
+            known.vain_looks = 0;
+            return Judgement::Live;
+        } else if now_ns.saturating_sub(known.posted_ns) <= NEAR_NS {
+            known.vain_looks = 0;
+            return Judgement::Expired;
+        } else {
+            // It is the own clock that says so, and it may have leapt since the last look.
+            now_ns
+        };
+        if known.vain_looks >= VAIN_LOOKS_MAX {
+            // After that two looks are tried, with which it is settled if READs are quick again.
+            known.vain_looks = VAIN_LOOKS_MAX - 2;
+            known.ask_until_ns = now_ns.saturating_add(ASK_NS);
+        }
+        if now_ns < known.ask_until_ns {
             return Judgement::Ask;
         }
-        if let Trust::Watching { .. } = known.trust {
-            return Judgement::LookAt(known.seen_ns.saturating_add(WATCH_PAUSE_NS));
-        }
-        if expires_ns > known.at(now_ns) {
-            return Judgement::Live;
-        }
-        // It is the own clock that says so: it may have leapt since the last look.
-        let is_looked_at = now_ns.saturating_sub(known.posted_ns) <= NEAR_NS;
-        if is_looked_at { Judgement::Expired } else { Judgement::LookAt(now_ns) }
+        known.is_wanted = true;
+        Judgement::LookAt(at_ns)
     }
 }
 
@@ -131,8 +156,11 @@ impl Known {
 
     fn note(&mut self, word_ns: u64, posted_ns: u64, now_ns: u64) {
         let is_quick = now_ns.saturating_sub(posted_ns) <= NEAR_NS;
-        self.slow_reads = if is_quick { 0 } else { self.slow_reads + 1 };
         let is_same = word_ns == self.word_ns;
+        // One that saw the word stand has brought its end nearer.
+        let is_of_use = is_same && matches!(self.trust, Trust::Watching { .. });
+        self.vain_looks += u32::from(self.is_wanted && !is_of_use);
+        self.is_wanted = false;
         let stood_ns = match self.trust {
             Trust::Standing if is_same => return,
             Trust::Watching { stood_ns } if is_same => Some(stood_ns),
@@ -326,11 +354,40 @@ mod tests {
         assert_eq!(clock.judge(1010 * MS, 29 * MS), Judgement::Expired);
         assert_eq!(clock.judge(1011 * MS, 29 * MS), Judgement::LookAt(29 * MS));
         assert_eq!(clock.judge(1060 * MS, 29 * MS), Judgement::Live);
-        for i in 1..4 {
-            clock.note(1010 * MS + i, 30 * i * MS, (29 + 30 * i) * MS);
+    }
+
+    /// Over a network on which a READ takes so long, with a GET of two READs after each look. It waits for a bounded time.
+    #[test]
+    fn where_reads_are_slow_the_server_is_asked() {
+        for read_ms in [8, 15, 60] {
+            let mut clock = ServerClock::default();
+            let (mut now, mut asked) = (10_000 * MS, 0);
+            clock.note(now, now - read_ms * MS, now);
+            for get in 0..20 {
+                let mut looks = 0;
+                loop {
+                    now += 2 * read_ms * MS;
+                    // Over, but not yet by a word.
+                    match clock.judge(now - read_ms * MS, now) {
+                        Judgement::LookAt(at) => {
+                            let posted = at.max(now);
+                            now = posted + read_ms * MS;
+                            clock.note(posted, posted, now);
+                            looks += 1;
+                        }
+                        Judgement::Ask => break asked += 1,
+                        Judgement::Live | Judgement::Expired => break,
+                    }
+                }
+                assert!(looks <= if get == 0 { 4 } else { 2 }, "{looks} looks of {read_ms} ms");
+            }
+            assert!(asked > 0, "{read_ms} ms");
+            // Once READs are quick, nobody has to be asked.
+            for _ in 0..20 {
+                now += MS;
+                clock.note(now / (5 * MS) * 5 * MS, now, now);
+            }
+            assert_eq!(clock.judge(now + 1000 * MS, now), Judgement::Live, "{read_ms} ms");
         }
-        assert_eq!(clock.judge(1060 * MS, 129 * MS), Judgement::Ask);
-        clock.note(1120 * MS, 130 * MS, 130 * MS);
-        assert_eq!(clock.judge(1140 * MS, 130 * MS), Judgement::Live);
     }
 }

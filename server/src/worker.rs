@@ -34,9 +34,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How often a worker that drains looks whether it is done.
 const DRAIN_TICK: Duration = Duration::from_millis(5);
 
-/// A worker that has nothing else to do sleeps for so long at least between parts of the sweep for keys whose time is over.
-const SWEEP_TICK: Duration = Duration::from_millis(4);
-
 /// The token of the mailbox's waker; those of clients are smaller.
 const WAKER: u64 = u64::MAX;
 /// The token of the completion channel.
@@ -212,7 +209,7 @@ impl Worker {
         let retry = self.stalled.iter().filter_map(|&index| until(self.client(index)?)).min();
         let retry = retry.map(|until| until.saturating_duration_since(Instant::now()));
         let tick = self.drain_since.map(|_| DRAIN_TICK);
-        let sweep = self.table.sweep_due_in_ns().map(|ns| Duration::from_nanos(ns).max(SWEEP_TICK));
+        let sweep = self.table.sweep_due_in_ns().map(Duration::from_nanos);
         self.look(retry.into_iter().chain(tick).chain(sweep).min());
     }
 

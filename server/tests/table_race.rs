@@ -7,10 +7,11 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use kv_common::hash::payload_hash;
-use kv_common::region::ReadWords;
+use kv_common::layout::{Counter, SEGMENT_WORDS, superblock};
+use kv_common::region::{ReadWords, Words};
 use kv_common::wire::Status;
-use kv_server::table::{Table, walk};
-use table_support::{Client, Look, keys_of_one_home, look, table};
+use kv_server::table::{Table, TableConfig, walk};
+use table_support::{Client, Look, config, keys_of_one_home, look};
 
 const WORKERS: usize = 3;
 const READERS: usize = 2;
@@ -43,6 +44,12 @@ fn assert_is_value(i: u64, bytes: &[u8]) {
     assert!(bytes == value(i, n), "a value of key {i} that nobody wrote");
 }
 
+/// A clock of all threads: it goes on whenever somebody looks at it.
+fn clock_ns() -> u64 {
+    static NOW_NS: AtomicU64 = AtomicU64::new(1_800_000_000_000_000_000);
+    NOW_NS.fetch_add(2_000_000, Ordering::Relaxed)
+}
+
 /// The highest version of each key that was acknowledged. Only for keys that are never deleted.
 type Acknowledged = [AtomicU64; KEYS as usize];
 
@@ -51,6 +58,10 @@ fn write(client: &mut Client, worker: u64, acknowledged: &Acknowledged) {
         let i = mix(n ^ 0xabcd) % KEYS;
         let answer = match mix(n ^ 0x1234) % 8 {
             0 | 1 if i % 2 == 1 => client.delete(&key(i)),
+            5 | 6 if i % 2 == 1 => {
+                client.ttl_ns = Some(1 + mix(n) % 100_000_000);
+                client.put(&key(i), &value(i, n))
+            }
             2 => {
                 let current = client.get(&key(i));
                 client.compare_and_set(&key(i), current.version, &value(i, n))
@@ -69,6 +80,7 @@ fn write(client: &mut Client, worker: u64, acknowledged: &Acknowledged) {
             }
             _ => client.put(&key(i), &value(i, n)),
         };
+        client.worker.sweep_expired();
         assert!(answer.refusal().is_none(), "{:?}", answer.status);
         if answer.status == Status::Done {
             acknowledged[i as usize].fetch_max(answer.version, Ordering::Release);
@@ -116,7 +128,8 @@ fn start(table: &Arc<Table>, acknowledged: &Acknowledged) {
 
 #[test]
 fn workers_and_readers_on_the_same_few_keys() {
-    let table = table(64, WORKERS, None);
+    let config = TableConfig { clock_ns, ..config(WORKERS, None) };
+    let table = Table::create(Words::zeroed(64 * SEGMENT_WORDS), &config).unwrap();
     let acknowledged = Acknowledged::default();
     start(&table, &acknowledged);
     let is_over = AtomicBool::new(false);
@@ -143,8 +156,19 @@ fn workers_and_readers_on_the_same_few_keys() {
             .fold([0; 3], |sum, looks| [sum[0] + looks[0], sum[1] + looks[1], sum[2] + looks[2]])
     });
     println!("looks that found, missed, have to be repeated: {looks:?}");
+    let mut client = Client::new(&table, 0);
+    while table.has_expiring_keys() {
+        client.worker.sweep_expired();
+    }
     // Workers that ended at the same moment may have held each other's blocks up.
-    Client::new(&table, 0).worker.idle();
+    client.worker.idle();
+    let expired = (0..WORKERS).map(|worker| {
+        let page = superblock::COUNTERS + worker * superblock::COUNTER_WORDS;
+        table.region().load(page + Counter::Expired as usize)
+    });
+    let expired: Vec<u64> = expired.collect();
+    println!("keys removed because their time was over, by worker: {expired:?}");
+    assert!(expired.iter().sum::<u64>() > 10, "{expired:?}");
     let report = table.check().expect("the table is sound");
     assert!(report.keys >= KEYS / 2, "the keys that are never deleted are there");
     assert_eq!(report.waiting_blocks, 0, "every worker has given its blocks back");

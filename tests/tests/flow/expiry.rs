@@ -46,7 +46,8 @@ pub(crate) fn keys_end_and_count_as_absent(start: Start) {
     }
     // The others' space comes back by itself.
     wait_for("the background", || (client.server_stat().unwrap().counters["keys"] == 53).then_some(()));
-    assert_eq!(client.server_stat().unwrap().counters["expired"], 147);
+    // Those that were written anew may have been removed before that.
+    assert!((147..=150).contains(&client.server_stat().unwrap().counters["expired"]));
 }
 
 pub(crate) fn times_to_live_out_of_range_are_refused(start: Start) {

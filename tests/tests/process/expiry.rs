@@ -83,7 +83,8 @@ fn time_does_not_stop_with_the_server() {
         let counters = writer.server_stat().unwrap().counters;
         (counters["expiring_keys"] == 1 && counters["keys"] == 3).then_some(())
     });
-    assert_eq!(writer.server_stat().unwrap().counters["expired"], 39);
+    // The one that was written anew may have been removed before that.
+    assert!((39..=40).contains(&writer.server_stat().unwrap().counters["expired"]));
     for reader in &mut readers {
         assert_eq!(reader.get(b"e\0").unwrap().unwrap().bytes, b"new");
         assert!(reader.exists(b"late").unwrap());
