@@ -16,6 +16,7 @@ mod expiry;
 mod full;
 mod reads;
 mod registered;
+mod scan;
 mod shared;
 mod sizes;
 mod space;

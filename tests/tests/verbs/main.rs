@@ -20,6 +20,8 @@ mod full;
 mod reads;
 #[path = "../flow/registered.rs"]
 mod registered;
+#[path = "../flow/scan.rs"]
+mod scan;
 #[path = "../flow/shared.rs"]
 mod shared;
 #[path = "../flow/sizes.rs"]
