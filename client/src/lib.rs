@@ -39,6 +39,7 @@ mod multi;
 mod op;
 mod reconnect;
 mod registered;
+mod scan;
 mod stat;
 mod stats;
 mod transport;
@@ -57,6 +58,7 @@ pub use op::{
     Value, Version,
 };
 pub use registered::{NotSubmitted, Registered, ValueRef};
+pub use scan::{Cursor, Page};
 pub use stat::ServerStat;
 pub use stats::Stats;
 

@@ -121,8 +121,18 @@ pub enum Outcome {
     Append(Result<Conditional<Appended>, Error>),
     /// Of the question how long a key will live.
     Ttl(Result<TimeToLive, Error>),
+    /// Of a part of a walk over all keys.
+    Walk(Result<WalkPart, Error>),
     /// Of a ping.
     Ping(Result<(), Error>),
+}
+
+/// What the server answers to a part of a walk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct WalkPart {
+    pub(crate) bytes: Vec<u8>,
+    /// Where the next part begins; 0 if there is none.
+    pub(crate) next: u64,
 }
 
 /// A submitted operation that has ended.
@@ -208,9 +218,23 @@ pub(crate) enum Kind {
     Ttl {
         state: SendState,
     },
+    /// A part of a walk over all keys, and what has come of the answer.
+    Walk {
+        walk: Walk,
+        cursor: [u8; 8],
+        bytes: Vec<u8>,
+        state: SendState,
+    },
     Ping {
         state: SendState,
     },
+}
+
+/// What becomes of the keys that a walk passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walk {
+    Scan,
+    Clear,
 }
 
 #[derive(Debug)]
@@ -302,6 +326,7 @@ impl Op {
             Kind::Get { .. } => Outcome::Get(Err(error)),
             Kind::Ping { .. } => Outcome::Ping(Err(error)),
             Kind::Ttl { .. } => Outcome::Ttl(Err(error)),
+            Kind::Walk { .. } => Outcome::Walk(Err(error)),
             Kind::Write { write, state } => {
                 let is_known = *state == SendState::Queued || matches!(error, Error::Refused(_));
                 let error = if is_known { error } else { Error::OutcomeUnknown { cause: error.to_string() } };

@@ -390,3 +390,26 @@ fn top_shows_what_the_server_publishes() {
         assert_eq!(store.kv(&["top", &arguments]).code, Some(2), "{interval}");
     }
 }
+
+#[test]
+fn scan_prints_all_keys_and_clear_deletes_them() {
+    let store = Store::new();
+    let mut client = store.client();
+    store.kv(&["scan"]).assert(0, "");
+    for key in ["a/1", "a/2", "b/1"] {
+        client.put(key.as_bytes(), b"value").unwrap();
+    }
+    let lines = |ran: &support::Ran, end: u8| {
+        let mut keys: Vec<Vec<u8>> =
+            ran.out.split(|&byte| byte == end).map(<[u8]>::to_vec).filter(|key| !key.is_empty()).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(lines(&store.kv(&["scan"]), b'\n'), [&b"a/1"[..], b"a/2", b"b/1"]);
+    assert_eq!(lines(&store.kv(&["scan", "--prefix", "a/", "-0"]), 0), [&b"a/1"[..], b"a/2"]);
+    store.kv(&["scan", "--count"]).assert(0, "3\n");
+    store.kv(&["scan", "--prefix", "c", "--count"]).assert(0, "0\n");
+    assert_eq!(store.kv(&["clear"]).code, Some(2), "not without --yes");
+    store.kv(&["clear", "--yes"]).assert(0, "3 keys deleted\n");
+    store.kv(&["scan", "--count"]).assert(0, "0\n");
+}

@@ -102,22 +102,43 @@ pub enum Op {
     GetAndTouch = 7,
     /// How long the key will live: 8 bytes, the ns that are left; none if it has no end.
     Ttl = 8,
+    /// The keys of a part of a walk over all keys. The value is the cursor, 8 bytes; the reply's version is that of the part
+    /// behind it, 0 if there is none.
+    Scan = 9,
+    /// The same, and the keys are deleted; the reply has their number, 8 bytes.
+    Clear = 10,
 }
 
 impl Op {
-    const ALL: [Op; 9] =
-        [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append, Op::Touch, Op::GetAndTouch, Op::Ttl];
+    const ALL: [Op; 11] = [
+        Op::Ping,
+        Op::Get,
+        Op::Put,
+        Op::Delete,
+        Op::Add,
+        Op::Append,
+        Op::Touch,
+        Op::GetAndTouch,
+        Op::Ttl,
+        Op::Scan,
+        Op::Clear,
+    ];
 
-    /// True if it changes its key.
+    /// True if it changes its key, and only that.
     pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get | Op::Ttl)
+        !matches!(self, Op::Ping | Op::Get | Op::Ttl | Op::Scan | Op::Clear)
+    }
+
+    /// True if it is about a key.
+    fn takes_key(self) -> bool {
+        !matches!(self, Op::Ping | Op::Scan | Op::Clear)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
     fn takes_value_of(self, value_bytes: usize, is_staged: bool) -> bool {
         match self {
             Op::Put | Op::Append => true,
-            Op::Add => value_bytes == size_of::<i64>() && !is_staged,
+            Op::Add | Op::Scan | Op::Clear => value_bytes == size_of::<u64>() && !is_staged,
             Op::Ping | Op::Get | Op::Delete | Op::Touch | Op::GetAndTouch | Op::Ttl => {
                 value_bytes == 0 && !is_staged
             }
@@ -291,8 +312,8 @@ impl<'a> Request<'a> {
         if rest.len() != key_bytes + inline_bytes {
             return Err(malformed(Malformed::Length));
         }
-        if (op == Op::Ping) != (key_bytes == 0) {
-            return Err(if op == Op::Ping { malformed(Malformed::Length) } else { Refusal::KeyEmpty });
+        if op.takes_key() != (key_bytes > 0) {
+            return Err(if op.takes_key() { Refusal::KeyEmpty } else { malformed(Malformed::Length) });
         }
         if key_bytes > KEY_MAX_BYTES {
             return Err(Refusal::KeyTooLong { found_bytes: key_bytes as u64 });

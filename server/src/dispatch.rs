@@ -5,7 +5,7 @@ use kv_common::counter::CounterText;
 use kv_common::layout::Counter;
 use kv_common::limits::REPLY_CHUNK_BYTES;
 use kv_common::region::Words;
-use kv_common::wire::{Condition, Malformed, Op, Refusal, Reply, Request, Status};
+use kv_common::wire::{self, Condition, Malformed, Op, Refusal, Reply, Request, Status};
 
 use crate::table::{Change, Outcome, Value, Waiting, Worker, Written, value_bytes};
 
@@ -72,6 +72,7 @@ impl Worker {
         let mut ack = Ack { seq, sink, is_sent: false, made_bytes: 0, made_text: None };
         match request.op {
             Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
+            Op::Scan | Op::Clear => self.serve_part(request, ack.sink),
             Op::Get => {
                 self.count(Counter::GetsByServer);
                 reply_value(seq, self.get(request.key), ack.sink);
@@ -97,6 +98,20 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// A part of a walk over all keys.
+    fn serve_part(&mut self, request: &Request<'_>, sink: Sink<'_>) {
+        let wire::Value::Inline(cursor) = request.value else { unreachable!("the message was decoded") };
+        let cursor = u64::from_le_bytes(cursor.try_into().expect("the message was decoded"));
+        if request.op == Op::Scan {
+            let mut keys = Vec::new();
+            let next = self.scan(cursor, &mut keys);
+            return reply_value(request.seq, Some(Value { version: next, bytes: &keys }), sink);
+        }
+        let (deleted, next) = self.clear(cursor);
+        let bytes = &deleted.to_le_bytes();
+        reply_value(request.seq, Some(Value { version: next, bytes }), sink);
     }
 
     fn write_request(

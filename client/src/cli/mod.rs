@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod duration;
 mod files;
+mod scan;
 mod shell;
 mod top;
 mod writes;
@@ -77,6 +78,11 @@ enum Command {
         /// The key.
         key: OsString,
     },
+    /// Print all keys, one per line, in no order. A key that is there all the time is printed; while the index grows it may be
+    /// printed twice, and keys that come or go meanwhile are printed or not.
+    Scan(scan::ScanArguments),
+    /// Delete all keys and print how many there were.
+    Clear(scan::ClearArguments),
     /// Print what the server publishes about itself, read from its memory.
     Stat {
         /// As one JSON object.
@@ -202,6 +208,8 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
                 connection.why
             ))
         }
+        Command::Scan(scan_arguments) => scan::scan(&mut client, scan_arguments),
+        Command::Clear(clear_arguments) => scan::clear(&mut client, clear_arguments),
         Command::Top(top_arguments) => top::run(&mut client, top_arguments),
         Command::Shell => shell::run(&mut client),
         Command::Load(files_arguments) => files::load(&mut client, files_arguments),

@@ -21,7 +21,7 @@ use crate::cache::IndexCache;
 use crate::clock::ServerClock;
 use crate::error::Error;
 use crate::get::Get;
-use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
+use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Walk, Write};
 use crate::registered::Registered;
 use crate::stats::Stats;
 use crate::transport::{AnyTransport, Lost};
@@ -262,7 +262,7 @@ impl<T: Transport> Driver<T> {
             | Outcome::Conditional(_)
             | Outcome::Add(_)
             | Outcome::Append(_) => self.stats.writes += 1,
-            Outcome::Ping(_) | Outcome::Ttl(_) => {}
+            Outcome::Ping(_) | Outcome::Ttl(_) | Outcome::Walk(_) => {}
         }
         self.completions.push_back(Completion { ticket: op.ticket, outcome });
         if op.is_write() {
@@ -346,9 +346,13 @@ impl<T: Transport> Driver<T> {
 
     /// As `submit_get`.
     pub(crate) fn submit_write(&mut self, key: &[u8], write: Write) -> Result<Ticket, Error> {
+        self.submit_request(key, self.view.hash(key), Kind::Write { write, state: SendState::Queued })
+    }
+
+    /// Starts an operation that is one request.
+    fn submit_request(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<Ticket, Error> {
         self.admit()?;
-        let hash = self.view.hash(key);
-        let index = self.insert(key, hash, Kind::Write { write, state: SendState::Queued });
+        let index = self.insert(key, hash, kind);
         self.unsent.push_back(index);
         let ticket = self.ops[index].ticket;
         self.send_queued();
@@ -358,24 +362,18 @@ impl<T: Transport> Driver<T> {
 
     /// As `submit_get`.
     pub(crate) fn submit_ttl(&mut self, key: &[u8]) -> Result<Ticket, Error> {
-        self.admit()?;
-        let index = self.insert(key, self.view.hash(key), Kind::Ttl { state: SendState::Queued });
-        self.unsent.push_back(index);
-        let ticket = self.ops[index].ticket;
-        self.send_queued();
-        self.transport.flush();
-        Ok(ticket)
+        self.submit_request(key, self.view.hash(key), Kind::Ttl { state: SendState::Queued })
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_walk(&mut self, walk: Walk, cursor: u64) -> Result<Ticket, Error> {
+        let (cursor, bytes, state) = (cursor.to_le_bytes(), Vec::new(), SendState::Queued);
+        self.submit_request(b"", KeyHash(0), Kind::Walk { walk, cursor, bytes, state })
     }
 
     /// As `submit_get`.
     pub(crate) fn submit_ping(&mut self) -> Result<Ticket, Error> {
-        self.admit()?;
-        let index = self.insert(b"", KeyHash(0), Kind::Ping { state: SendState::Queued });
-        self.unsent.push_back(index);
-        let ticket = self.ops[index].ticket;
-        self.send_queued();
-        self.transport.flush();
-        Ok(ticket)
+        self.submit_request(b"", KeyHash(0), Kind::Ping { state: SendState::Queued })
     }
 
     /// Whether one more operation may be started.

@@ -14,7 +14,8 @@ use kv_common::wire::{self, Condition, Op as WireOp, Reply, Request, Status};
 use super::Driver;
 use crate::error::Error;
 use crate::op::{
-    Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Value, Write,
+    Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Value, Walk,
+    WalkPart, Write,
 };
 
 /// A request that was sent and not answered to the end.
@@ -110,6 +111,16 @@ impl<T: Transport> Driver<T> {
                 status => Err(status),
             },
             Kind::Get { .. } => Err(reply.status),
+            Kind::Walk { bytes, .. } => match reply.status {
+                Status::Done => match take_part(bytes, reply) {
+                    Ok(None) => return,
+                    Ok(Some(Value { bytes, version: next })) => {
+                        Ok(Outcome::Walk(Ok(WalkPart { bytes, next })))
+                    }
+                    Err(what) => return self.fail_all(Broken::Protocol { what }),
+                },
+                status => Err(status),
+            },
             Kind::Ttl { .. } => match (reply.status, reply.chunk.try_into()) {
                 (Status::Done, Ok(left)) => {
                     let left = Duration::from_nanos(u64::from_le_bytes(left));
@@ -197,6 +208,8 @@ fn wire_op(op: &Op) -> (WireOp, Condition, Option<u64>) {
         Kind::Ttl { .. } => return (WireOp::Ttl, Condition::Always, None),
         Kind::Get { .. } => return (WireOp::Get, Condition::Always, None),
         Kind::Ping { .. } => return (WireOp::Ping, Condition::Always, None),
+        Kind::Walk { walk: Walk::Scan, .. } => return (WireOp::Scan, Condition::Always, None),
+        Kind::Walk { walk: Walk::Clear, .. } => return (WireOp::Clear, Condition::Always, None),
         Kind::Write { write, .. } => write,
     };
     let wire_op = match write.change {
@@ -213,6 +226,7 @@ fn wire_op(op: &Op) -> (WireOp, Condition, Option<u64>) {
 fn value_bytes(op: &Op) -> &[u8] {
     match &op.kind {
         Kind::Write { write, .. } => write.value(),
+        Kind::Walk { cursor, .. } => cursor,
         _ => &[],
     }
 }
@@ -247,6 +261,7 @@ fn mark_sent(op: &mut Op) {
         Kind::Get { state: GetState::Asked { state, .. }, .. }
         | Kind::Write { state, .. }
         | Kind::Ttl { state }
+        | Kind::Walk { state, .. }
         | Kind::Ping { state } => *state = SendState::Sent,
         Kind::Get { .. } => unreachable!("a GET is sent only after it was asked"),
     }

@@ -11,6 +11,7 @@
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
 //! | `expiry` | keys whose time ends: judged, asked about, removed in the background |
+//! | `scan` | walks over all keys, part by part |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
 //! | `space` | segments go from one use to another |
@@ -52,6 +53,7 @@ mod lookup;
 mod modify;
 mod publish;
 mod put;
+mod scan;
 mod slab;
 mod space;
 mod split;

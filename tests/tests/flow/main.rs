@@ -17,6 +17,7 @@ mod full;
 mod growth;
 mod reads;
 mod registered;
+mod scan;
 mod shared;
 mod sizes;
 mod space;

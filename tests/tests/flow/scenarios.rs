@@ -18,6 +18,7 @@ macro_rules! scenarios {
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
+            scan: scans_see_all_keys_and_clears_leave_none;
             space: deleted_values_make_room_for_other_sizes;
             growth: an_index_grows_and_no_reader_misses_a_key;
         }

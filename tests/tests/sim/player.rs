@@ -397,7 +397,7 @@ impl Player {
             }
             Outcome::Get(Err(error)) => (Return::NoEffect, Some(error)),
             Outcome::GetInto(..) => unreachable!("a GET by now"),
-            Outcome::Add(_) | Outcome::Append(_) | Outcome::Ttl(_) => {
+            Outcome::Add(_) | Outcome::Append(_) | Outcome::Ttl(_) | Outcome::Walk(_) => {
                 unreachable!("none of these are submitted")
             }
             Outcome::Ping(result) => return self.survives(result),

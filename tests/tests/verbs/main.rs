@@ -22,6 +22,8 @@ mod growth;
 mod reads;
 #[path = "../flow/registered.rs"]
 mod registered;
+#[path = "../flow/scan.rs"]
+mod scan;
 #[path = "../flow/shared.rs"]
 mod shared;
 #[path = "../flow/sizes.rs"]
