@@ -16,7 +16,7 @@ mod refusal;
 mod tests;
 
 use crate::layout::{LineNumber, Slot};
-use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::limits::{HITS_PER_REPORT_MAX, INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 
 pub use refusal::{Malformed, Refusal};
 
@@ -92,14 +92,21 @@ pub enum Op {
     Add = 4,
     /// Put the value behind the one that is there; an absent key has an empty one.
     Append = 5,
+    /// The value is places, 8 bytes each, in which the client has found values: a server that evicts spares them.
+    Hits = 6,
 }
 
 impl Op {
-    const ALL: [Op; 6] = [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append];
+    const ALL: [Op; 7] = [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append, Op::Hits];
 
     /// True if it changes its key.
     pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get)
+        !matches!(self, Op::Ping | Op::Get | Op::Hits)
+    }
+
+    /// True if it is about a key.
+    fn has_key(self) -> bool {
+        !matches!(self, Op::Ping | Op::Hits)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
@@ -107,6 +114,9 @@ impl Op {
         match self {
             Op::Put | Op::Append => true,
             Op::Add => value_bytes == size_of::<i64>() && !is_staged,
+            Op::Hits => {
+                value_bytes.is_multiple_of(8) && value_bytes <= HITS_PER_REPORT_MAX * 8 && !is_staged
+            }
             Op::Ping | Op::Get | Op::Delete => value_bytes == 0 && !is_staged,
         }
     }
@@ -185,7 +195,7 @@ pub struct Request<'a> {
     pub op: Op,
     /// What must hold for a write to be done.
     pub condition: Condition,
-    /// The key; empty for [`Op::Ping`].
+    /// The key; empty for [`Op::Ping`] and [`Op::Hits`].
     pub key: &'a [u8],
     /// The value; empty and inline for operations that have none.
     pub value: Value<'a>,
@@ -260,8 +270,8 @@ impl<'a> Request<'a> {
         if rest.len() != key_bytes + inline_bytes {
             return Err(malformed(Malformed::Length));
         }
-        if (op == Op::Ping) != (key_bytes == 0) {
-            return Err(if op == Op::Ping { malformed(Malformed::Length) } else { Refusal::KeyEmpty });
+        if op.has_key() == (key_bytes == 0) {
+            return Err(if op.has_key() { Refusal::KeyEmpty } else { malformed(Malformed::Length) });
         }
         if key_bytes > KEY_MAX_BYTES {
             return Err(Refusal::KeyTooLong { found_bytes: key_bytes as u64 });

@@ -76,6 +76,13 @@ impl Worker {
                 self.count(Counter::GetsByServer);
                 reply_value(seq, self.get(request.key), ack.sink);
             }
+            Op::Hits => {
+                // Decoding lets only inline ones through.
+                if let kv_common::wire::Value::Inline(places) = request.value {
+                    self.note_hits(places);
+                }
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
+            }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
                 self.count_condition(request.condition, &outcome);

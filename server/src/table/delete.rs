@@ -1,6 +1,6 @@
 //! Delete.
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, Slot};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Slot};
 use kv_common::wire::Condition;
 
 use super::Worker;
@@ -35,15 +35,20 @@ impl Worker {
             return Err(unmet);
         }
         let at = at.ok_or(Outcome::NotFound)?;
-        let twin = self.table.twin(home, at);
-        let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
         let written = self.table.written(At { slot: Slot::EMPTY, ..at });
         ack.before_stores(&written);
-        self.publish_delete(at, twin, home);
+        self.remove(at, home);
         self.counters.add(Counter::Deletes, 1);
+        Ok((written, at.slot))
+    }
+
+    /// Makes the key absent whose slot is `at`. Under its stripes. Its block is to be retired.
+    pub(super) fn remove(&self, at: At, home: LineNumber) {
+        let twin = self.table.twin(home, at);
+        let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
+        self.publish_delete(at, twin, home);
         self.counters.sub(Counter::Keys, 1);
         self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
         self.counters.sub(Counter::DataBytes, data_bytes as u64);
-        Ok((written, at.slot))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_common::layout::{
-    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_WORDS, SegmentEntry,
+    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_GRANULES, SEGMENT_WORDS, SegmentEntry,
     SegmentKind, superblock, superblock_segments,
 };
 use kv_common::limits::{
@@ -15,6 +15,7 @@ use kv_common::region::Words;
 use super::counters::Counters;
 use super::growth::{self, Clock, Growth};
 use super::index::{Index, Role, State, keys_before_split};
+use super::recency::Recency;
 use super::slab::Slab;
 use super::split::write_lines;
 use super::stripes::Stripes;
@@ -47,6 +48,8 @@ pub struct TableConfig {
     pub first_version: u64,
     /// Wall clock, ns since 1970.
     pub now_ns: u64,
+    /// A write that finds no room evicts other keys. Takes up to two bytes of the process's own memory for each block.
+    pub evicts: bool,
 }
 
 /// Why a table cannot be made.
@@ -85,6 +88,15 @@ pub enum TableError {
         /// The version asked for.
         found: u64,
     },
+    /// What eviction needs.
+    #[error(
+        "no memory for the times at which up to {blocks} blocks were used, 2 bytes each; start the server with less \
+         --memory or with --on-full reject"
+    )]
+    RecencyMemory {
+        /// Blocks that the region has at most.
+        blocks: u64,
+    },
     /// The index leaves no room for values.
     #[error(
         "an index for {expected_keys} keys takes {index_segments} segments of 2 MiB, and the region has {segments} in \
@@ -113,6 +125,12 @@ impl Table {
         clock: Clock,
     ) -> Result<Arc<Table>, TableError> {
         let plan = Plan::new(&region, config)?;
+        let recency = if config.evicts {
+            let blocks = plan.segments * SEGMENT_GRANULES / 2;
+            Some(Recency::new(plan.segments).ok_or(TableError::RecencyMemory { blocks })?)
+        } else {
+            None
+        };
         plan.write_superblock(&region, config);
         plan.write_segment_table(&region);
         plan.write_index(&region);
@@ -127,7 +145,7 @@ impl Table {
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
-            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space)),
+            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space, recency)),
             index,
             growth: Growth::new(clock, config.grace_ns, Counters::of_growth(&region)),
             space,
@@ -212,6 +230,7 @@ impl Plan {
             (superblock::SERVER_PID, std::process::id() as u64),
             (superblock::WORKERS, config.workers as u64),
             (superblock::STARTED_NS, config.now_ns),
+            (superblock::EVICTS, u64::from(config.evicts)),
         ] {
             region.store(word, value);
         }

@@ -42,6 +42,7 @@ impl Worker {
             self.table.region.copy_out(slot.place().word(), words);
             let verdict = block::judge(words, key, slot.place(), self.table.view.table_id);
             if let Verdict::Found { version, value } = verdict {
+                self.table.note_use(slot);
                 return Some((version, value));
             }
         }
@@ -52,7 +53,9 @@ impl Worker {
     fn decide(&mut self, key: &[u8], hash: KeyHash) -> Option<(u64, Range<usize>)> {
         let _held = self.table.stripes.lock(hash.home());
         let home = self.table.index.home(hash);
-        let place = self.table.find(key, hash, home)?.slot.place();
+        let slot = self.table.find(key, hash, home)?.slot;
+        self.table.note_use(slot);
+        let place = slot.place();
         let version = self.table.version_of(place);
         let end = self.table.lengths_of(place).block_bytes();
         self.table.region.copy_out(place.word(), grown(&mut self.block, end.div_ceil(8)));

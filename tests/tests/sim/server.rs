@@ -172,6 +172,7 @@ impl Server {
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
             now_ns: 1,
+            evicts: false,
         };
         let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
