@@ -114,9 +114,7 @@ impl Op {
         match self {
             Op::Put | Op::Append => true,
             Op::Add => value_bytes == size_of::<i64>() && !is_staged,
-            Op::Hits => {
-                value_bytes.is_multiple_of(8) && value_bytes <= HITS_PER_REPORT_MAX * 8 && !is_staged
-            }
+            Op::Hits => value_bytes.is_multiple_of(8) && value_bytes <= HITS_PER_REPORT_MAX * 8 && !is_staged,
             Op::Ping | Op::Get | Op::Delete => value_bytes == 0 && !is_staged,
         }
     }

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use super::value::{format_size, name_of};
-use super::{Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, ON_FULL, RDMA_CHOICES, Sources};
+use super::{
+    Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, ON_FULL, RDMA_CHOICES, Sources,
+};
 
 impl Config {
     /// The configuration as TOML, with the origin of each value as a comment.

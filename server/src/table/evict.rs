@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use kv_common::hash::KeyHash;
-use kv_common::layout::{Counter, EVICTED_AGES, Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, superblock};
+use kv_common::layout::{
+    Counter, EVICTED_AGES, Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, superblock,
+};
 use kv_common::wire::Refusal;
 
 use super::hand::age_class;
@@ -93,7 +95,8 @@ impl Worker {
         let known = table.slab.recency.as_ref()?.get(slot.span(), place, table.now_s());
         let age_s = known.map_or(0, |known| known.age_s);
         self.counters.add(Counter::Evictions, 1);
-        self.counters.add_word(superblock::EVICTED_AGES + age_class(age_s).min(EVICTED_AGES as u32 - 1) as usize);
+        self.counters
+            .add_word(superblock::EVICTED_AGES + age_class(age_s).min(EVICTED_AGES as u32 - 1) as usize);
         self.retire(slot);
         Some(age_s)
     }
@@ -165,8 +168,7 @@ impl Table {
         let entry = self.region.load(superblock::SEGMENT_TABLE + place.segment() as usize);
         let entry = SegmentEntry::decode(entry).filter(|entry| entry.kind == SegmentKind::Blocks)?;
         let (span, offset) = (Span(entry.class), place.0 % SEGMENT_GRANULES);
-        let is_start =
-            offset % span.granules() == 0 && offset / span.granules() < blocks_per_segment(span);
+        let is_start = offset % span.granules() == 0 && offset / span.granules() < blocks_per_segment(span);
         is_start.then_some(span)
     }
 }

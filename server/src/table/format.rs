@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_common::layout::{
-    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_GRANULES, SEGMENT_WORDS, SegmentEntry,
-    SegmentKind, superblock, superblock_segments,
+    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_GRANULES, SEGMENT_WORDS,
+    SegmentEntry, SegmentKind, superblock, superblock_segments,
 };
 use kv_common::limits::{
     GRACE_NS_MAX, KEY_MAX_BYTES, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, WORKERS_MAX,

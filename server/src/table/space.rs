@@ -23,7 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, Span, superblock};
+use kv_common::layout::{
+    BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, Span, superblock,
+};
 use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
 use kv_common::region::bytes_of;
 
@@ -135,13 +137,17 @@ impl Table {
         self.space.quarantined.load(Ordering::Relaxed)
     }
 
+    fn all_segments(&self) -> u64 {
+        (self.region.len_words() / SEGMENT_WORDS) as u64
+    }
+
     /// How many more segments should be free.
     fn lacks_segments(&self) -> u64 {
         let there = self.free_segments() + self.quarantined_segments();
         if self.evicts() {
             return self.slab.reserve().saturating_sub(there);
         }
-        let all = (self.region.len_words() / SEGMENT_WORDS) as u64;
+        let all = self.all_segments();
         let [asked, refused, served] = [&self.space.asked, &self.space.refused, &self.space.served]
             .map(|count| count.load(Ordering::Relaxed));
         let share = if asked > refused.max(served) { BATCH_SHARE } else { FREE_SHARE };
@@ -156,6 +162,8 @@ pub struct SpaceKeeper {
     /// Empty segments whose readers have not been told yet.
     empty: Vec<u64>,
     quarantine: Option<Quarantine>,
+    /// The class that segments are made free for now evicts blocks of this age class.
+    hungry: Option<u32>,
 }
 
 /// A segment that is being emptied.
@@ -178,7 +186,7 @@ impl SpaceKeeper {
     /// The keeper of `table`. There is one.
     pub fn new(table: &Arc<Table>) -> SpaceKeeper {
         let worker = Worker::with_counters(table, Counters::of_space(&table.region), None);
-        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None }
+        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None, hungry: None }
     }
 
     /// Does a small part of what there is to do.
@@ -221,11 +229,18 @@ impl SpaceKeeper {
         self.find_unneeded(lacking) || self.give_up_one(0)
     }
 
-    /// Makes a segment free for a class that evicts what was used lately, if another has blocks that were not used for
-    /// much longer.
+    /// Makes a few segments free for a class that evicts what was used lately, if another has blocks that were not used
+    /// for much longer.
     fn feed_hungry(&mut self) -> bool {
-        let hungry = if self.quarantine.is_none() { self.table().space.take_hungry() } else { None };
-        hungry.is_some_and(|age_class| self.find_unneeded(1) || self.give_up_one(age_class + AGE_CLASSES_APART))
+        let segments_max = (self.table().all_segments() / FREE_SHARE).max(1);
+        if self.quarantine.is_some() || self.empty.len() as u64 >= segments_max {
+            return false;
+        }
+        if self.empty.is_empty() {
+            self.hungry = self.table().space.take_hungry();
+        }
+        self.hungry
+            .is_some_and(|age_class| self.find_unneeded(1) || self.give_up_one(age_class + AGE_CLASSES_APART))
     }
 
     /// Begins to empty the segment that is cheapest to lose, if its blocks are so old.
@@ -238,10 +253,7 @@ impl SpaceKeeper {
 
     /// Takes segments without a block in use, or begins to empty one whose blocks have room elsewhere.
     fn find_unneeded(&mut self, lacking: u64) -> bool {
-        let taken = self.table().slab.take_empty(lacking as usize);
-        if !taken.is_empty() {
-            self.note_quarantined(taken.len() as u64);
-            self.empty.extend(taken);
+        if self.take_empty(lacking) {
             return true;
         }
         let Some(candidate) = self.table().slab.emptiest() else { return false };
@@ -252,6 +264,13 @@ impl SpaceKeeper {
         }
         self.begin_emptying(candidate, false);
         true
+    }
+
+    fn take_empty(&mut self, max: u64) -> bool {
+        let taken = self.table().slab.take_empty(max as usize);
+        self.note_quarantined(taken.len() as u64);
+        self.empty.extend(&taken);
+        !taken.is_empty()
     }
 
     fn begin_emptying(&mut self, candidate: Candidate, evicts: bool) {
@@ -293,7 +312,7 @@ impl SpaceKeeper {
             self.worker.reclaim();
             emptying.passes += 1;
             if self.table().slab.used_of(candidate) == 0 {
-                // It is found among the empty ones.
+                self.take_empty(1);
                 return Keeping::Busy;
             }
             if emptying.passes == PASSES_MAX {

@@ -38,7 +38,16 @@ impl World {
         let clock = Arc::new(move || clock.fetch_add(1000, Ordering::Relaxed));
         let table = Table::create_with_clock(region, config, clock).unwrap();
         let (worker, keeper) = (Worker::new(&table, 0), SpaceKeeper::new(&table));
-        World { table, now_ns, worker, keeper, model: HashMap::new(), waits: 0, evicts: config.evicts, slot: Slot::EMPTY }
+        World {
+            table,
+            now_ns,
+            worker,
+            keeper,
+            model: HashMap::new(),
+            waits: 0,
+            evicts: config.evicts,
+            slot: Slot::EMPTY,
+        }
     }
 
     pub(crate) fn request(&mut self, op: Op, key: &[u8], value: &[u8]) -> Status {

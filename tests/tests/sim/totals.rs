@@ -82,6 +82,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         place_epochs,
         asked_server,
         waited_for_own_write,
+        hits_reported,
         timeouts,
         reconnects,
     } = *of;
@@ -107,6 +108,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.place_epochs += place_epochs;
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;
+    into.hits_reported += hits_reported;
     into.timeouts += timeouts;
     into.reconnects += reconnects;
 }
