@@ -108,10 +108,11 @@ const ABSENT: usize = usize::MAX;
 /// States after which the search gives up.
 const STATES_MAX: usize = 2_000_000;
 
-/// Judges the operations on one key, in the order of their starts. The key is absent at first.
-pub fn check(ops: &[Op]) -> Verdict {
+/// Judges the operations on one key, in the order of their starts. The key is absent at first. `may_vanish`: it may become
+/// absent at any moment, without anybody's asking.
+pub fn check(ops: &[Op], may_vanish: bool) -> Verdict {
     assert!(ops.windows(2).all(|pair| pair[0].start < pair[1].start), "in the order of their starts");
-    let mut search = Search::new(ops);
+    let mut search = Search::new(ops, may_vanish);
     if search.explain(ABSENT) {
         return Verdict::Explained;
     }
@@ -123,6 +124,7 @@ pub fn check(ops: &[Op]) -> Verdict {
 
 struct Search<'a> {
     ops: &'a [Op],
+    may_vanish: bool,
     is_done: Vec<bool>,
     /// Operations with an end that are not done yet.
     open: usize,
@@ -142,7 +144,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(ops: &'a [Op]) -> Search<'a> {
+    fn new(ops: &'a [Op], may_vanish: bool) -> Search<'a> {
         let is_write =
             |op: &Op| !matches!(op.kind, Kind::GetWrite { .. } | Kind::GetShort { .. } | Kind::GetAbsent);
         let overlaps = |a: &Op, b: &Op| a.client == b.client && a.end.is_some_and(|end| end > b.start);
@@ -158,6 +160,7 @@ impl<'a> Search<'a> {
         let open = ops.iter().filter(|op| op.end.is_some()).count();
         Search {
             ops,
+            may_vanish,
             is_done: vec![false; ops.len()],
             open,
             before,
@@ -292,7 +295,7 @@ impl<'a> Search<'a> {
     /// Whether a condition holds in `state`, or may hold.
     fn can_hold(&self, when: When, state: usize) -> bool {
         match when {
-            When::Absent => state == ABSENT,
+            When::Absent => state == ABSENT || self.may_vanish,
             When::Present => state != ABSENT,
             When::Version(expected) => state != ABSENT && self.can_have_version(state, expected),
         }
@@ -303,8 +306,12 @@ impl<'a> Search<'a> {
         version(&self.ops[write]).map_or(!self.versions.contains(&seen), |version| version == seen)
     }
 
-    /// The state after operation `i`, if it is a write that can happen in `state`.
+    /// The state after operation `i`, if it is a write that can happen in `state`, or one before which the key can have
+    /// vanished.
     fn after(&self, i: usize, state: usize) -> Option<usize> {
+        if self.may_vanish && state != ABSENT && self.is_read_of(i, ABSENT) {
+            return Some(ABSENT);
+        }
         match &self.ops[i].kind {
             Kind::Put { .. } => self.is_next_version(i).then_some(i),
             Kind::Delete { found } => (state != ABSENT && *found != Some(false)).then_some(ABSENT),
@@ -387,7 +394,7 @@ mod tests {
     }
 
     fn is_explained(ops: &[Op]) -> bool {
-        check(ops) == Verdict::Explained
+        check(ops, false) == Verdict::Explained
     }
 
     #[test]
@@ -415,6 +422,27 @@ mod tests {
         assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0)]));
         assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0), again(1)]));
         assert!(!is_explained(&[op(0, 1, 2, put(1)), unknown, get(1), again(0)]));
+    }
+
+    #[test]
+    fn a_key_that_may_vanish_does_not_come_back() {
+        let absent = |start, end| op(1, start, end, Kind::GetAbsent);
+        let found = |start, end| op(1, start, end, Kind::GetWrite { write: 0 });
+        let put_absent =
+            Kind::PutIf { when: When::Absent, result: Some(IfResult::Done), version: Some(2), short: None };
+        let not_found = Kind::Delete { found: Some(false) };
+        for (explained, then) in [
+            (true, vec![absent(3, 4), absent(5, 6)]),
+            (true, vec![found(3, 4), absent(5, 6)]),
+            (false, vec![absent(3, 4), found(5, 6)]),
+            (true, vec![op(1, 3, 4, put_absent.clone())]),
+            (false, vec![op(1, 3, 4, put_absent), found(5, 6)]),
+            (true, vec![op(1, 3, 4, not_found.clone())]),
+            (false, vec![op(1, 3, 4, not_found), found(5, 6)]),
+        ] {
+            let ops = [vec![op(0, 1, 2, put(1))], then].concat();
+            assert_eq!(check(&ops, true) == Verdict::Explained, explained, "{ops:?}");
+        }
     }
 
     #[test]

@@ -39,6 +39,12 @@ impl Worker {
         }
     }
 
+    /// Evicts some keys as a write of a block of so many bytes would that found no room. False if there are none.
+    #[cfg(feature = "adversary")]
+    pub fn evict(&mut self, block_bytes: u64) -> bool {
+        self.evict_class(Span::of_bytes(block_bytes as usize))
+    }
+
     /// Evicts some blocks of a class.
     fn evict_class(&mut self, span: Span) -> bool {
         if self.table.slab.waiting() >= WAITING_MAX {

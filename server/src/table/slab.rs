@@ -75,6 +75,14 @@ pub(super) struct ClassReport {
     pub(super) free: Vec<Place>,
 }
 
+/// A segment without a block in use, and with none that will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Emptied {
+    pub(super) segment: u64,
+    /// Its words behind these were never stored to since it was free.
+    pub(super) used_words: usize,
+}
+
 /// A segment that could be emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
@@ -250,10 +258,10 @@ impl Slab {
 
     /// Takes segments without a block in use out of their classes, at most so many. They are nobody's then, and their words
     /// are still what they were.
-    pub(super) fn take_empty(&self, max: usize) -> Vec<u64> {
+    pub(super) fn take_empty(&self, max: usize) -> Vec<Emptied> {
         let mut taken = Vec::new();
-        for class in &self.classes {
-            let mut class = class.lock();
+        for (code, class) in self.classes.iter().enumerate() {
+            let (mut class, span) = (class.lock(), Span(code as u8));
             while taken.len() < max {
                 let Some(position) = class.segments.iter().position(|cut| cut.used == 0) else { break };
                 let cut = class.segments.swap_remove(position);
@@ -262,7 +270,7 @@ impl Slab {
                 }
                 class.open.retain(|&segment| segment != cut.segment);
                 self.store_entry(cut.segment, SegmentEntry { kind: SegmentKind::Free, class: 0 });
-                taken.push(cut.segment);
+                taken.push(Emptied { segment: cut.segment, used_words: cut.uncut as usize * span.words() });
             }
         }
         taken
@@ -287,6 +295,21 @@ impl Slab {
             }
         }
         best
+    }
+
+    /// Any segment of blocks.
+    #[cfg(feature = "adversary")]
+    pub(super) fn any(&self, draw: usize) -> Option<Candidate> {
+        let mut all = Vec::new();
+        for (code, class) in self.classes.iter().enumerate() {
+            let candidate = |cut: &Cut| Candidate {
+                span: Span(code as u8),
+                segment: cut.segment,
+                used: u64::from(cut.used),
+            };
+            all.extend(class.lock().segments.iter().map(candidate));
+        }
+        (!all.is_empty()).then(|| all[draw % all.len()])
     }
 
     /// Lets a segment give no more blocks.

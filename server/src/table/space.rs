@@ -33,7 +33,7 @@ use super::counters::Counters;
 use super::growth::GrowthSignal;
 use super::lookup::At;
 use super::put::Payload;
-use super::slab::Candidate;
+use super::slab::{Candidate, Emptied};
 use super::worker::grown;
 use super::{Table, Worker};
 
@@ -41,8 +41,10 @@ use super::{Table, Worker};
 const DRIFT_PART: u64 = 8;
 /// Of so many segments one is to be free.
 const FREE_SHARE: u64 = 64;
-/// Of so many segments at most one is made free at once, when there is none.
-const BATCH_SHARE: u64 = 8;
+/// When there is none, one of so many is to be, ...
+const BATCH_SHARE: u64 = 4;
+/// ... and so many at least: a batch takes the time of a lease, whatever is in it.
+const BATCH_MIN: u64 = 4;
 /// A segment is emptied early if so many percent of it are in use at most, ...
 const EARLY_PERCENT_MAX: u64 = 50;
 /// ... and when there is none left, if so many are.
@@ -150,8 +152,9 @@ impl Table {
         let all = self.all_segments();
         let [asked, refused, served] = [&self.space.asked, &self.space.refused, &self.space.served]
             .map(|count| count.load(Ordering::Relaxed));
-        let share = if asked > refused.max(served) { BATCH_SHARE } else { FREE_SHARE };
-        (all / share).max(1).saturating_sub(there)
+        let is_wanted = asked > refused.max(served);
+        let wanted = if is_wanted { (all / BATCH_SHARE).max(BATCH_MIN) } else { (all / FREE_SHARE).max(1) };
+        wanted.saturating_sub(there)
     }
 }
 
@@ -160,7 +163,7 @@ pub struct SpaceKeeper {
     worker: Worker,
     emptying: Option<Emptying>,
     /// Empty segments whose readers have not been told yet.
-    empty: Vec<u64>,
+    empty: Vec<Emptied>,
     quarantine: Option<Quarantine>,
     /// The class that segments are made free for now evicts blocks of this age class.
     hungry: Option<u32>,
@@ -174,11 +177,21 @@ struct Emptying {
     places: Vec<Place>,
     passes: u32,
     not_before_ns: u64,
+    /// Its blocks may go to a segment that was free before.
+    may_cut: bool,
+}
+
+impl Emptying {
+    /// Of what has room elsewhere in its class.
+    fn new(candidate: Candidate) -> Emptying {
+        let places = candidate.places().collect();
+        Emptying { candidate, evicts: false, places, passes: 0, not_before_ns: 0, may_cut: false }
+    }
 }
 
 /// Segments that become free at a moment of the table's clock.
 struct Quarantine {
-    segments: Vec<u64>,
+    segments: Vec<Emptied>,
     until_ns: u64,
 }
 
@@ -247,7 +260,7 @@ impl SpaceKeeper {
     fn give_up_one(&mut self, age_class_min: u32) -> bool {
         let cheapest = self.table().slab.cheapest(self.table().now_s());
         let Some(aged) = cheapest.filter(|aged| aged.age_class >= age_class_min) else { return false };
-        self.begin_emptying(aged.candidate, true);
+        self.begin(Emptying { evicts: true, ..Emptying::new(aged.candidate) });
         true
     }
 
@@ -262,7 +275,7 @@ impl SpaceKeeper {
         if candidate.used_granules() * 100 > kv_common::layout::SEGMENT_GRANULES * percent_max {
             return false;
         }
-        self.begin_emptying(candidate, false);
+        self.begin(Emptying::new(candidate));
         true
     }
 
@@ -273,10 +286,21 @@ impl SpaceKeeper {
         !taken.is_empty()
     }
 
-    fn begin_emptying(&mut self, candidate: Candidate, evicts: bool) {
-        self.table().slab.close(candidate);
-        let places = candidate.places().collect();
-        self.emptying = Some(Emptying { candidate, evicts, places, passes: 0, not_before_ns: 0 });
+    fn begin(&mut self, emptying: Emptying) {
+        self.table().slab.close(emptying.candidate);
+        self.emptying = Some(emptying);
+    }
+
+    /// Begins to empty any segment of blocks, whether segments are lacking or not; by eviction if the server evicts. False if
+    /// there is none, or another is being emptied.
+    #[cfg(feature = "adversary")]
+    pub fn empty_any(&mut self, draw: usize) -> bool {
+        let Some(candidate) = self.table().slab.any(draw).filter(|_| self.emptying.is_none()) else {
+            return false;
+        };
+        let evicts = self.table().evicts();
+        self.begin(Emptying { may_cut: !evicts, evicts, ..Emptying::new(candidate) });
+        true
     }
 
     fn note_quarantined(&self, segments: u64) {
@@ -295,7 +319,7 @@ impl SpaceKeeper {
             && has_room
             && let Some(place) = emptying.places.pop()
         {
-            has_room = self.worker.move_block(place, emptying.candidate);
+            has_room = self.worker.move_block(place, emptying.candidate, emptying.may_cut);
             if !has_room && emptying.evicts {
                 // If it has gone meanwhile, the better.
                 let _: Option<u64> = self.worker.evict_block(place, emptying.candidate.span);
@@ -344,9 +368,9 @@ impl SpaceKeeper {
 
     fn release(&mut self, quarantine: Quarantine) {
         let table = self.table();
-        for &segment in &quarantine.segments {
-            for word in segment as usize * SEGMENT_WORDS..(segment as usize + 1) * SEGMENT_WORDS {
-                table.region.store(word, 0);
+        for &Emptied { segment, used_words } in &quarantine.segments {
+            for word in 0..used_words {
+                table.region.store(segment as usize * SEGMENT_WORDS + word, 0);
             }
             table.slab.give_segment_back(segment);
         }
@@ -371,7 +395,7 @@ impl Worker {
     }
 
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
-    fn move_block(&mut self, place: Place, candidate: Candidate) -> bool {
+    fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
         let Some(key) = self.key_at(place, candidate.span) else { return true };
         let hash = table.view.hash(&key);
@@ -381,11 +405,13 @@ impl Worker {
         let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else {
             return true;
         };
-        let Some(new) = table.slab.take_within(candidate.span) else { return false };
+        let span = candidate.span;
+        let taken = if may_cut { table.slab.take(span) } else { table.slab.take_within(span) };
+        let Some(new) = taken else { return false };
         let payload = self.payload_at(at);
         let version = table.version_of(place);
         self.store_draft(new, &payload);
-        let moved = At { slot: Slot::new(hash.fingerprint(), candidate.span, new), ..at };
+        let moved = At { slot: Slot::new(hash.fingerprint(), span, new), ..at };
         // The same version at another place: whoever looks at the old one looks again.
         table.note_moved(at.slot, new);
         self.publish_moved(place, moved, table.twin(home, at), &payload, version);

@@ -18,6 +18,7 @@ mod reads;
 mod registered;
 mod shared;
 mod sizes;
+mod space;
 
 mod shm_in_process {
     scenarios!(crate::live::server::shm_in_process);

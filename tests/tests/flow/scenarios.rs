@@ -18,6 +18,7 @@ macro_rules! scenarios {
                 readers_of_a_key_under_fire_get_whole_values;
             cache: keys_in_use_stay_and_no_write_is_refused;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
+            space: deleted_values_make_room_for_other_sizes;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {

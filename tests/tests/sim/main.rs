@@ -4,6 +4,7 @@
 //! plan     draws everything from a seed
 //! world    lets tasks run, breaks, kills
 //! player   a client: its random script (player/draw), and what each operation returned, told to the oracle
+//! heist    a client that forges blocks where others were
 //! buffers  GETs into registered memory
 //! server   a worker of the table, suspended between any two stores
 //! keys     keys that are in each other's way
@@ -15,6 +16,7 @@
 //! from `KV_SIM_SEED` on; with `KV_SIM_MUTANT` too, the share of them that find this deliberate fault is printed.
 
 mod buffers;
+mod heist;
 mod keys;
 mod plan;
 mod player;
@@ -26,7 +28,7 @@ mod world;
 use kv_common::adversary::Mutant;
 use kv_tests::oracle::UNDECIDED;
 use totals::Totals;
-use world::{memory, play};
+use world::{memory, play, play_cache};
 
 fn env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -63,9 +65,41 @@ fn random_seeds_find_nothing_wrong() {
     }
 }
 
+/// Seeds of a cache that a run plays.
+const CACHES: u64 = 100;
+
+#[test]
+fn a_cache_loses_keys_and_nothing_else() {
+    let memory = memory();
+    let mut totals = Totals::default();
+    let (first, count) = (env("KV_SIM_SEED").unwrap_or(0), env("KV_SIM_SEEDS").unwrap_or(CACHES));
+    for seed in first..first + count {
+        match play_cache(&memory, seed, None) {
+            Ok(report) => totals.merge(&report.totals),
+            Err(wrong) => panic!(
+                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} KV_SIM_SEEDS=1 cargo test -p kv-tests --test sim a_cache"
+            ),
+        }
+    }
+    println!("{totals:#?}");
+    if count < CACHES {
+        return;
+    }
+    for (what, found, least) in [
+        ("evictions", totals.grown.evictions, 1000),
+        ("hits reported", totals.grown.hits_reported, 1),
+        ("segments with another use", totals.grown.segments_reused, 10),
+        ("writes that waited for room", totals.grown.writes_waited, 10),
+        ("splits", totals.grown.splits, 1),
+        ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
+        ("misses", totals.stats.misses, 1000),
+    ] {
+        assert!(found >= least, "{found} {what}, at least {least} are wanted");
+    }
+}
+
 /// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
-/// `KV_SIM_SEEDS` must reach these by chance alone. (Another place epoch cannot happen as long as segments are not given
-/// another kind.)
+/// `KV_SIM_SEEDS` must reach these by chance alone.
 fn assert_rare_branches(totals: &Totals) {
     let (stats, fabric) = (&totals.stats, &totals.fabric);
     for (what, found, least) in [
@@ -83,6 +117,9 @@ fn assert_rare_branches(totals: &Totals) {
         ("keys moved by splits", totals.grown.keys_moved, 1000),
         ("splits under way at the end", totals.grown.splits_at_end, 5),
         ("keys in both segments at the end", totals.grown.copied_at_end, 5),
+        ("segments with another use", totals.grown.segments_reused, 1),
+        ("blocks that were moved", totals.grown.blocks_moved, 1000),
+        ("writes that waited for room", totals.grown.writes_waited, 10),
         ("READs that came back after the lease", stats.leases_expired, 1),
         ("GETs answered by the server", stats.asked_server, 1000),
         ("GETs behind a write of their client", stats.waited_for_own_write, 1000),
@@ -110,8 +147,31 @@ fn a_seed_determines_everything() {
     }
 }
 
+/// Heists that a run plays.
+const HEISTS: u64 = 60;
+
+#[test]
+fn nobody_believes_a_forged_block() {
+    let memory = memory();
+    let (first, count) = (env("KV_SIM_SEED").unwrap_or(0), env("KV_SIM_SEEDS").unwrap_or(HEISTS));
+    let (mut reused, mut waited) = (0, 0);
+    for seed in first..first + count {
+        let grown = heist::play(&memory, seed, None).unwrap_or_else(|wrong| {
+            panic!("heist {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} KV_SIM_SEEDS=1 cargo test -p kv-tests --test sim nobody_believes")
+        });
+        reused += grown.segments_reused;
+        waited += grown.writes_waited;
+    }
+    assert!(reused >= count && waited >= count, "{reused} segments reused, {waited} writes waited");
+}
+
 /// Seeds within which the general simulation must find a deliberate fault.
 const MUTANT_SEEDS_MAX: u64 = 200;
+
+/// Faults that show only if somebody forges blocks.
+fn is_about_places(mutant: Mutant) -> bool {
+    matches!(mutant, Mutant::KeepPlaceEpoch | Mutant::ReuseWithoutLease | Mutant::SkipPlaceEpoch)
+}
 
 #[test]
 fn every_mutant_is_found() {
@@ -122,8 +182,14 @@ fn every_mutant_is_found() {
     let mut alive = Vec::new();
     for mutant in Mutant::ALL.iter().filter(is_wanted) {
         // A judge that gave up has found nothing.
-        let find =
-            |seed| play(&memory, seed, Some(*mutant)).err().filter(|wrong| !wrong.starts_with(UNDECIDED));
+        let find = |seed| {
+            let wrong = if is_about_places(*mutant) {
+                heist::play(&memory, seed, Some(*mutant)).err()
+            } else {
+                play(&memory, seed, Some(*mutant)).err()
+            };
+            wrong.filter(|wrong| !wrong.starts_with(UNDECIDED))
+        };
         if let (Some(_), Some(seeds)) = (&wanted, env("KV_SIM_SEEDS")) {
             let found = (first..first + seeds).filter(|&seed| find(seed).is_some()).count();
             println!("{mutant:?}: found by {found} of {seeds} seeds");

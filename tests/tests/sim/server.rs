@@ -11,9 +11,9 @@ use kv_common::layout::{
     Counter, HOME_LINES, LINE_WORDS, SEGMENT_LINES, SEGMENT_WORDS, SegmentKind, superblock,
 };
 use kv_common::region::{WORD_BYTES, Words};
-use kv_common::transport::sim::{Fabric, Rng};
-use kv_common::wire::{Op, Request};
-use kv_server::table::{Growing, Table, TableConfig, Worker, walk};
+use kv_common::transport::sim::{Fabric, Received, Rng};
+use kv_common::wire::{Reply, Request};
+use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
 
 use crate::tasks::{Task, pause};
 
@@ -33,6 +33,8 @@ enum Stores {
 
 /// Stores that nobody looks at, of which one in so many is a step: time goes by, and little of it.
 const DULL_STORES_PER_STEP: u32 = 256;
+/// Once in so many turns in which a segment only waits for its lease to end, that time is over.
+const PASS_ONE_IN: u64 = 200;
 /// Segments that splits leave for blocks.
 const FREE_SEGMENTS_MIN: u64 = 5;
 
@@ -113,13 +115,13 @@ impl Memory {
     }
 }
 
-/// True for words of home lines where no key can be.
+/// True for words of home lines where no key can be, and of segments that nobody is led to.
 fn is_dull(words: &Words, word: usize, lines: &BTreeSet<u64>) -> bool {
     let line = (word % SEGMENT_WORDS / LINE_WORDS) as u64;
     debug_assert!(line < SEGMENT_LINES);
-    words.load(superblock::SEGMENT_TABLE + word / SEGMENT_WORDS) == SegmentKind::Index as u64
-        && line < HOME_LINES
-        && !lines.contains(&line)
+    let kind = words.load(superblock::SEGMENT_TABLE + word / SEGMENT_WORDS);
+    kind == SegmentKind::Free as u64
+        || (kind == SegmentKind::Index as u64 && line < HOME_LINES && !lines.contains(&line))
 }
 
 /// Called with the key of each write before it is carried out, and with one whose segment is being split.
@@ -140,6 +142,14 @@ pub(crate) struct ServerPlan {
     pub(crate) grow_one_in: u64,
     /// ... by one home or more: each time once in so many it is the last one.
     pub(crate) grow_ends_one_in: u64,
+    /// Between two requests segments are emptied and made free once in so many, if there are too few.
+    pub(crate) keep_one_in: u64,
+    /// Once in so many a segment is emptied for no reason but chance.
+    pub(crate) empty_one_in: u64,
+    /// Whether it evicts; and once in so many turns for no reason but chance, blocks of one of these sizes.
+    pub(crate) evicts: bool,
+    pub(crate) evict_one_in: u64,
+    pub(crate) evict_bytes: Vec<usize>,
 }
 
 /// A server: a table and the task that serves it.
@@ -172,7 +182,7 @@ impl Server {
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
             now_ns: 1,
-            evicts: false,
+            evicts: plan.evicts,
         };
         let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
         let (table, draining, is_up) = (Rc::clone(&made), Rc::clone(&is_draining), Rc::clone(is_up));
@@ -185,8 +195,9 @@ impl Server {
             mode.set(Stores::Serving);
             table.set(Some(Arc::clone(&made)));
             is_up.set(true);
+            let keeper = SpaceKeeper::new(&made);
             let grower = Grower { table: made.clone(), keys, plan, at_stake: RefCell::default() };
-            serve(&fabric, Worker::new(&made, 0), &draining, &mut rng, &grower, &*on_write);
+            serve(&fabric, Worker::new(&made, 0), keeper, &draining, &mut rng, &grower, &*on_write);
         });
         Server { task, table: made, is_draining }
     }
@@ -219,6 +230,11 @@ impl Server {
             keys_moved: sum(Counter::KeysMoved),
             inserts_waited: sum(Counter::InsertsWaited),
             copied_at_end: report.copied_keys,
+            segments_reused: sum(Counter::SegmentsReused),
+            blocks_moved: sum(Counter::BlocksMoved),
+            writes_waited: sum(Counter::WritesWaited),
+            evictions: sum(Counter::Evictions),
+            hits_reported: sum(Counter::HitsReported),
         })
     }
 }
@@ -232,6 +248,11 @@ pub(crate) struct Grown {
     pub(crate) copied_at_end: u64,
     pub(crate) keys_moved: u64,
     pub(crate) inserts_waited: u64,
+    pub(crate) segments_reused: u64,
+    pub(crate) blocks_moved: u64,
+    pub(crate) writes_waited: u64,
+    pub(crate) evictions: u64,
+    pub(crate) hits_reported: u64,
 }
 
 /// Splits index segments, for no reason but chance.
@@ -267,32 +288,77 @@ impl Grower {
     }
 }
 
+/// Requests that wait for room, and those behind them of the same connections, oldest first.
+#[derive(Default)]
+struct Parked(Vec<(Received, Waiting)>);
+
+impl Parked {
+    /// The next request that may be tried: a new one, or a parked one whose turn it is.
+    fn next(&mut self, fabric: &Fabric, rng: &mut Rng) -> Option<(Received, Waiting)> {
+        let at = rng.below(1 + self.0.len() as u64) as usize;
+        let is_first = |at: usize| self.0[..at].iter().all(|(other, _)| other.link != self.0[at].0.link);
+        if at < self.0.len() && is_first(at) {
+            return Some(self.0.remove(at));
+        }
+        let request = fabric.receive()?;
+        if self.0.iter().any(|(other, _)| other.link == request.link) {
+            self.0.push((request, Waiting::default()));
+            return None;
+        }
+        Some((request, Waiting::default()))
+    }
+
+    /// It is the oldest of its connection.
+    fn park(&mut self, request: Received, waiting: Waiting) {
+        let at = self.0.iter().position(|(other, _)| other.link == request.link).unwrap_or(self.0.len());
+        self.0.insert(at, (request, waiting));
+    }
+}
+
 fn serve(
     fabric: &Fabric,
     mut worker: Worker,
+    mut keeper: SpaceKeeper,
     is_draining: &Cell<bool>,
     rng: &mut Rng,
     grower: &Grower,
     on_write: &dyn Fn(&[u8]),
 ) {
+    let mut parked = Parked::default();
     loop {
-        if let Some(request) = fabric.receive() {
+        if let Some((request, mut waiting)) = parked.next(fabric, rng) {
             let link = request.link;
             if let Ok(write) = Request::decode(&request.message)
-                && !matches!(write.op, Op::Ping | Op::Get)
+                && write.op.is_write()
             {
                 on_write(write.key);
             }
-            worker.handle(request.session, &request.message, Some(&request.staging), &mut |reply| {
-                fabric.reply(link, [&reply.header()[..], reply.chunk].concat());
-            });
-        } else if is_draining.get() && !fabric.has_requests() {
+            let mut reply =
+                |reply: &Reply<'_>| fabric.reply(link, [&reply.header()[..], reply.chunk].concat());
+            let (session, staging) = (request.session, Some(&request.staging));
+            if !worker.handle_or_wait(session, &request.message, staging, &mut waiting, &mut reply) {
+                parked.park(request, waiting);
+            }
+        } else if is_draining.get() && !fabric.has_requests() && parked.0.is_empty() {
             return;
         }
         if rng.one_in(grower.plan.idle_one_in) {
             worker.idle();
         }
         grower.turn(rng, on_write);
+        if rng.one_in(grower.plan.evict_one_in) {
+            worker.evict(rng.pick(&grower.plan.evict_bytes) as u64);
+        }
+        if rng.one_in(grower.plan.empty_one_in) {
+            keeper.empty_any(rng.below(1 << 20) as usize);
+        }
+        if rng.one_in(grower.plan.keep_one_in)
+            && let Keeping::WaitNs(wait_ns) = keeper.step()
+            && rng.one_in(PASS_ONE_IN)
+        {
+            // Nobody does anything until it is time.
+            fabric.pass(wait_ns);
+        }
         pause();
     }
 }

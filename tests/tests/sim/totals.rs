@@ -49,6 +49,11 @@ impl Totals {
         sum.keys_moved += grown.keys_moved;
         sum.inserts_waited += grown.inserts_waited;
         sum.copied_at_end += grown.copied_at_end;
+        sum.segments_reused += grown.segments_reused;
+        sum.blocks_moved += grown.blocks_moved;
+        sum.writes_waited += grown.writes_waited;
+        sum.evictions += grown.evictions;
+        sum.hits_reported += grown.hits_reported;
         self.unknown += other.unknown;
         self.refused += other.refused;
         self.kills += other.kills;

@@ -22,6 +22,8 @@ mod registered;
 mod shared;
 #[path = "../flow/sizes.rs"]
 mod sizes;
+#[path = "../flow/space.rs"]
+mod space;
 
 /// Makes each scenario, a function of a `Transport`, a test over RDMA, connected in both ways.
 macro_rules! over_each_transport {

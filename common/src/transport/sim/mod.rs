@@ -138,6 +138,11 @@ impl Fabric {
         self.state().advance();
     }
 
+    /// Nothing happens for so long.
+    pub fn pass(&self, ns: u64) {
+        self.state().now_ns += ns;
+    }
+
     /// The time, in ns: that of clients that were never stopped.
     pub fn now_ns(&self) -> u64 {
         self.state().now_ns
