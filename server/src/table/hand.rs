@@ -38,14 +38,11 @@ pub(super) fn age_class(age_s: u64) -> u32 {
 
 impl Slab {
     /// Moves the hand of a class on and returns the blocks that it has chosen, at most so many; none of them if all that it
-    /// passed were in use. `is_strict`: it takes touched ones, too. `None` if the class has no segment.
+    /// passed were touched. `is_strict`: it takes those, too. `None` if it came to no block that a key has.
     pub(super) fn choose(&self, span: Span, max: usize, is_strict: bool, now_s: u64) -> Option<Vec<Place>> {
         let recency = self.recency.as_ref()?;
         let mut class = self.classes[span.0 as usize].lock();
-        if class.segments.is_empty() {
-            return None;
-        }
-        let mut chosen = Vec::new();
+        let (mut chosen, mut has_found) = (Vec::new(), false);
         for _ in 0..STEPS_MAX {
             if chosen.len() == max {
                 break;
@@ -54,13 +51,15 @@ impl Slab {
             let passed = class.step(&mut hand, span);
             class.hand = hand;
             let Some(place) = passed else { continue };
-            match recency.get(span, place, now_s) {
+            let known = recency.get(span, place, now_s);
+            has_found |= known.is_some();
+            match known {
                 Some(known) if known.is_touched && !is_strict => recency.pass(span, place),
                 Some(_) => chosen.push(place),
                 None => {}
             }
         }
-        Some(chosen)
+        has_found.then_some(chosen)
     }
 
     /// The segment that is cheapest to lose: under the hand of the class whose next blocks were not used for the longest
@@ -98,7 +97,8 @@ impl Class {
                 self.segments.first()?
             }
         };
-        if hand.number >= cut.uncut {
+        // The keeper of the space looks after closed ones.
+        if hand.number >= cut.uncut || cut.is_closed {
             *hand = Hand { position: hand.position + 1, number: 0 };
             return None;
         }
