@@ -32,6 +32,8 @@ pub enum Command {
     Load(LoadArgs),
     /// Run a workload on records that are stored.
     Run(RunArgs),
+    /// Use a store with too little room as a cache, and hold its hit ratio against that of an exact LRU.
+    Cache(CacheArgs),
     /// Run the same reads on the store, on a map in this process and on the floor, in turns, and print the ratios.
     Compare(CompareArgs),
     /// Measure the bare verbs of an RDMA device, as perftest does: latency and bandwidth of READ, WRITE and SEND.
@@ -162,6 +164,43 @@ pub struct RunArgs {
     /// With --verify: others write too, so check the bytes and not the versions.
     #[arg(long, requires = "verify")]
     pub(crate) other_writers: bool,
+}
+
+/// Arguments of `cache`.
+#[derive(Debug, Args)]
+pub struct CacheArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Records; more than the store has room for.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "1M")]
+    pub(crate) recordcount: u64,
+    /// Bytes of a value, 8 or more.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes, default_value = "100")]
+    pub(crate) value_size: u64,
+    /// Bytes of the largest value: each record has its size, from --value-size up to this. [default: all the same]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
+    pub(crate) value_size_max: Option<u64>,
+    /// Bytes of a key, 23 or more. Without it, keys are as long as YCSB's.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
+    pub(crate) key_size: Option<u64>,
+    /// Popularity of the records: zipfian, zipfian-n or uniform.
+    #[arg(long, default_value = "zipfian")]
+    pub(crate) distribution: Distribution,
+    /// Operations that are measured: GETs, and a PUT after each that finds nothing.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "5M")]
+    pub(crate) operationcount: u64,
+    /// Operations before them.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "5M")]
+    pub(crate) warmup: u64,
+    /// End with exit code 4 if the hit ratio is more percentage points below that of the LRU.
+    #[arg(long, value_name = "POINTS")]
+    pub(crate) within: Option<f64>,
+    /// All random numbers follow from it.
+    #[arg(long, default_value_t = 42)]
+    pub(crate) seed: u64,
+    /// Write the result as JSON to this file, or to standard output with "-", which then gets nothing else.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// What the store is compared with, besides the floor.

@@ -6,7 +6,8 @@ use kv_client::Options;
 use kv_common::endpoint::Endpoint;
 use thiserror::Error;
 
-use crate::args::{Cli, Command, CompareArgs, FloorPages, LoadArgs, Required, RunArgs, StoreArgs};
+use crate::args::{CacheArgs, Cli, Command, CompareArgs, FloorPages, LoadArgs, Required, RunArgs, StoreArgs};
+use crate::cache;
 use crate::clock::SystemClock;
 use crate::compare::{self, ComparePlan};
 use crate::plan::{UsageError, as_run, fill, read_back};
@@ -85,6 +86,7 @@ pub fn main(cli: &Cli) -> Exit {
     let done = match &cli.command {
         Command::Load(args) => load(args),
         Command::Run(args) => run_workload(args),
+        Command::Cache(args) => cache(args),
         Command::Compare(args) => compare_all(args),
         Command::Raw(args) => raw(args),
     };
@@ -102,9 +104,19 @@ enum Target {
 }
 
 fn target(store: &StoreArgs) -> Result<Target, CommandError> {
+    match store.url.as_deref() {
+        Some("mem:null") => Ok(Target::Null),
+        Some("mem:dashmap") => Ok(Target::DashMap),
+        _ => {
+            let (url, options) = server(store)?;
+            Ok(Target::Kv(KvFactory::connect(&url, options)?))
+        }
+    }
+}
+
+/// The server that is meant, by URL, and how to connect to it.
+fn server(store: &StoreArgs) -> Result<(String, Options), CommandError> {
     let endpoint = match store.url.as_deref() {
-        Some("mem:null") => return Ok(Target::Null),
-        Some("mem:dashmap") => return Ok(Target::DashMap),
         None => Endpoint::default_local(),
         Some(url) => Endpoint::parse(url).map_err(|error| UsageError::Url(url.into(), error))?,
     };
@@ -113,7 +125,7 @@ fn target(store: &StoreArgs) -> Result<Target, CommandError> {
         index_cache_bytes: usize::try_from(store.index_cache).unwrap_or(usize::MAX),
         ..Options::default()
     };
-    Ok(Target::Kv(KvFactory::connect(&endpoint.to_string(), options)?))
+    Ok((endpoint.to_string(), options))
 }
 
 /// Bytes that a map takes for a record besides key and value: two allocations, their lengths, the table's slot.
@@ -222,6 +234,22 @@ fn report<F: Factory>(
     };
     let text = format!("{}\n{}", table::text(&report), ycsb::lines(&report));
     sink.deliver(&text, &RunJson::of(&report).to_text())
+}
+
+fn cache(args: &CacheArgs) -> Result<Exit, CommandError> {
+    let plan = args.plan()?;
+    let sink = JsonSink::open(args.json.as_deref())?;
+    let (url, options) = server(&args.store)?;
+    let result = cache::run(&url, &options, &plan)?;
+    let json = serde_json::json!({
+        "schema": 1,
+        "result": result,
+        "hit_ratio": result.hit_ratio(),
+        "lru_hit_ratio": result.lru_hit_ratio(),
+    });
+    sink.deliver(&result.text(), &format!("{json:#}"))?;
+    let is_within = args.within.is_none_or(|points| result.points_above_lru() >= -points);
+    Ok(if is_within { Exit::Done } else { Exit::Refused })
 }
 
 fn compare_all(args: &CompareArgs) -> Result<Exit, CommandError> {

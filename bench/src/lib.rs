@@ -10,11 +10,13 @@
 //! | `store` | the seam to what is measured |
 //! | `runner` | operations in, counts and latencies out |
 //! | `raw` | the bare verbs, as perftest measures them |
+//! | `cache` | the store as a cache, beside an exact LRU |
 //! | `compare` | the store against its peer and its floor |
 //! | `report` | the result for people, for scripts, as JSON |
 //! | `commands` | the subcommands, from arguments to exit code |
 
 pub mod args;
+pub mod cache;
 pub mod clock;
 pub mod commands;
 pub mod compare;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use kv_common::endpoint::EndpointError;
 use thiserror::Error;
 
-use crate::args::{CompareArgs, DriveArgs, LoadArgs, RecordArgs, RunArgs};
+use crate::args::{CacheArgs, CompareArgs, DriveArgs, LoadArgs, RecordArgs, RunArgs};
+use crate::cache::CachePlan;
 use crate::compare::ComparePlan;
 use crate::compare::rounds::Contest;
 use crate::oracle::UpdateMode;
@@ -19,6 +20,8 @@ use crate::workload::{Distribution, WorkloadPlan};
 
 /// Largest number of records.
 const RECORDS_MAX: u64 = 1 << 32;
+/// Operations of a cache, which are kept in memory, 4 bytes each.
+const CACHE_OPERATIONS_MAX: u64 = 1 << 31;
 /// Limits of the store, for all stores.
 const KEY_SIZE_MAX: u64 = kv_client::KEY_MAX_BYTES as u64;
 const VALUE_BYTES_MAX: u64 = kv_client::VALUE_MAX_BYTES as u64;
@@ -198,6 +201,34 @@ impl RunArgs {
             warm_index: self.warm_index,
             raw_every: in_range("--raw-every", self.raw_every, 0, RAW_EVERY_MAX)?,
             ..base
+        })
+    }
+}
+
+impl CacheArgs {
+    /// The run.
+    ///
+    /// # Errors
+    /// Arguments that make no sense.
+    pub fn plan(&self) -> Result<CachePlan, UsageError> {
+        if self.distribution == Distribution::Latest {
+            return Err(UsageError::LatestWithoutInserts("a cache".into()));
+        }
+        let least = in_range("--value-size", self.value_size, 8, VALUE_BYTES_MAX)?;
+        let most = self.value_size_max.unwrap_or(least);
+        Ok(CachePlan {
+            workload: WorkloadPlan {
+                name: "cache",
+                mix: Mix::READS,
+                distribution: self.distribution,
+                records: in_range("--recordcount", self.recordcount, 1, RECORDS_MAX - 1)?,
+                operations: 0,
+                keys: key_format(self.key_size)?,
+                seed: self.seed,
+            },
+            value_bytes: (least as usize, size("--value-size-max", most, least, VALUE_BYTES_MAX)?),
+            warmup: in_range("--warmup", self.warmup, 0, CACHE_OPERATIONS_MAX)?,
+            operations: in_range("--operationcount", self.operationcount, 1, CACHE_OPERATIONS_MAX)?,
         })
     }
 }

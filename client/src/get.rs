@@ -118,6 +118,11 @@ impl Get {
         Get { home, phase, matches, tried: 1, place_epoch, is_counted: true, ..Get::new(hash) }
     }
 
+    /// The slot that names the block in which the value was found.
+    pub(crate) fn found_slot(&self) -> Option<Slot> {
+        if let Phase::Block { slot, .. } = self.phase { Some(slot) } else { None }
+    }
+
     /// Begins, or begins again with a new directory.
     pub(crate) fn start(&mut self, cx: &mut Context) -> Action {
         self.home = cx.view.home(self.hash);

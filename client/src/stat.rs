@@ -1,6 +1,6 @@
 //! What a server publishes in its superblock, read without asking it.
 
-use kv_common::layout::{COUNTER_NAMES, SEGMENT_BYTES, SegmentEntry, SegmentKind, superblock};
+use kv_common::layout::{COUNTER_NAMES, EVICTED_AGES, SEGMENT_BYTES, SegmentEntry, SegmentKind, superblock};
 use kv_common::limits::WORKERS_MAX;
 use kv_common::probe::IdentityError;
 use kv_common::transport::Transport;
@@ -38,6 +38,11 @@ pub struct ServerStat {
     pub map: Vec<SegmentEntry>,
     /// The counters of all workers together, by name.
     pub counters: std::collections::BTreeMap<&'static str, u64>,
+    /// Whether keys are evicted when the server is full.
+    pub evicts: bool,
+    /// Keys that were evicted, by the time since their last use that the server knew of: less than 1 second, less than 2,
+    /// less than 4 and so on; the last number has all others.
+    pub evicted_ages: [u64; EVICTED_AGES],
     /// Longest key and largest value that the server takes, in bytes.
     pub key_max_bytes: u64,
     /// See `key_max_bytes`.
@@ -65,10 +70,11 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
     }
     let pages_words = superblock::counter_pages(workers as usize).count() * superblock::COUNTER_WORDS;
     let pages = driver.read_words_blocking(superblock::COUNTERS_FIRST, pages_words)?;
-    let counters = COUNTER_NAMES.iter().enumerate().map(|(i, &name)| {
-        let of_page = |page: &[u64]| page[i];
-        (name, pages.chunks_exact(superblock::COUNTER_WORDS).map(of_page).fold(0, u64::wrapping_add))
-    });
+    let sum = |word: usize| {
+        let of_page = |page: &[u64]| page[word];
+        pages.chunks_exact(superblock::COUNTER_WORDS).map(of_page).fold(0, u64::wrapping_add)
+    };
+    let counters = COUNTER_NAMES.iter().enumerate().map(|(i, &name)| (name, sum(i)));
     let map = read_segments(driver)?;
     Ok(ServerStat {
         server_pid: identity[superblock::SERVER_PID],
@@ -80,11 +86,25 @@ pub(crate) fn read<T: Transport>(driver: &mut Driver<T>) -> Result<ServerStat, E
         page_bytes: identity[superblock::PAGE_BYTES],
         workers,
         counters: counters.collect(),
+        evicts: identity[superblock::EVICTS] == 1,
+        evicted_ages: std::array::from_fn(|age| sum(superblock::EVICTED_AGES + age)),
         segments: Segments::of(&map),
         map,
         key_max_bytes: identity[superblock::KEY_MAX_BYTES],
         value_max_bytes: identity[superblock::VALUE_MAX_BYTES],
     })
+}
+
+impl ServerStat {
+    /// The ages of evicted keys that there are, for people: `under 1 s 12, under 64 s 3`; empty if none was evicted.
+    pub fn evicted_ages_text(&self) -> String {
+        let shown = self.evicted_ages.iter().enumerate().filter(|(_, count)| **count > 0);
+        let shown = shown.map(|(age, count)| match age {
+            _ if age + 1 == EVICTED_AGES => format!("longer {count}"),
+            _ => format!("under {} s {count}", 1 << age),
+        });
+        shown.collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl Segments {

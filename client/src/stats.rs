@@ -51,6 +51,8 @@ pub struct Stats {
     pub asked_server: u64,
     /// GETs that waited for a write of the same client to the same key.
     pub waited_for_own_write: u64,
+    /// Hits that were reported to a server that evicts. Of all hits a sample is; what finds no credit is dropped.
+    pub hits_reported: u64,
     /// Operations that ended by their deadline.
     pub timeouts: u64,
     /// Connections made anew after one was lost.

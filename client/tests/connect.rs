@@ -82,6 +82,7 @@ impl Backing {
             incarnation: 7,
             first_version: 1,
             clock_ns: || 1,
+            evicts: false,
         };
         let table = Table::create(region.words.clone(), &config).unwrap();
         let owner = OwnerKeeper::start(&region.words, superblock::OWNER * 8).unwrap();

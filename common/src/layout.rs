@@ -74,6 +74,9 @@ pub mod superblock {
     /// When the server started, ns since 1970.
     pub const STARTED_NS: usize = 37;
 
+    /// 1 if the server evicts keys when it is full: then clients report some of their hits. Else 0.
+    pub const EVICTS: usize = 38;
+
     /// Words of the identity part that a client reads at connect.
     pub const IDENTITY_WORDS: usize = 64;
 
@@ -86,6 +89,8 @@ pub mod superblock {
     pub const COUNTERS: usize = 4096;
     /// Words of a counter page.
     pub const COUNTER_WORDS: usize = 64;
+    /// In each page: keys evicted, by the time since their last use. See [`super::EVICTED_AGES`].
+    pub const EVICTED_AGES: usize = COUNTER_WORDS - super::EVICTED_AGES;
     /// The counter page of whoever splits index segments, in front of the workers'.
     pub const GROWTH_COUNTERS: usize = COUNTERS - COUNTER_WORDS;
     /// The counter page of whoever makes segments free, in front of that.
@@ -103,7 +108,7 @@ pub mod superblock {
     const _: () = assert!(INTENTS + crate::limits::WORKERS_MAX * INTENT_WORDS <= COUNTERS_FIRST);
     const _: () = assert!(COUNTERS + crate::limits::WORKERS_MAX * COUNTER_WORDS <= SEGMENT_TABLE);
     const _: () = assert!(OWNER.is_multiple_of(8) && LEASE_NS < OWNER + 8, "the guard is one cache line");
-    const _: () = assert!(IDENTITY_WORDS <= INTENTS && STARTED_NS < IDENTITY_WORDS);
+    const _: () = assert!(IDENTITY_WORDS <= INTENTS && EVICTS < IDENTITY_WORDS);
 }
 
 /// First word of a region: "KVONESID" in ASCII.
@@ -157,10 +162,14 @@ pub enum Counter {
     ExpiringKeys,
     /// Keys that were removed because their time was over.
     Expired,
+    /// Keys that were evicted.
+    Evictions,
+    /// Places that clients reported as hits.
+    HitsReported,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 28] = [
+pub const COUNTER_NAMES: [&str; 30] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -189,9 +198,15 @@ pub const COUNTER_NAMES: [&str; 28] = [
     "touches",
     "expiring_keys",
     "expired",
+    "evictions",
+    "hits_reported",
 ];
 
-const _: () = assert!(COUNTER_NAMES.len() <= superblock::COUNTER_WORDS);
+/// Counts of evicted keys by the seconds since they were used last: less than 1, less than 2, less than 4 and so on; the last
+/// one has all others.
+pub const EVICTED_AGES: usize = 16;
+
+const _: () = assert!(COUNTER_NAMES.len() <= superblock::EVICTED_AGES);
 
 /// What a segment holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

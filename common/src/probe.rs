@@ -53,6 +53,8 @@ pub struct TableView {
     pub grace_ns: u64,
     /// A place epoch counts only if it was read less than this ago.
     pub lease_ns: u64,
+    /// The server evicts, and wants to hear of hits.
+    pub evicts: bool,
     /// Word at which the directory starts.
     pub directory_word: usize,
     /// Index segments by low hash bits.
@@ -90,6 +92,7 @@ impl TableView {
             region_words,
             grace_ns,
             lease_ns,
+            evicts: words[superblock::EVICTS] == 1,
             directory_word: directory as usize * SEGMENT_WORDS,
             directory: Vec::new(),
             depth: 0,

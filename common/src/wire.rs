@@ -16,7 +16,9 @@ mod refusal;
 mod tests;
 
 use crate::layout::{LineNumber, Slot};
-use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, TTL_MAX_NS, VALUE_MAX_BYTES};
+use crate::limits::{
+    HITS_PER_REPORT_MAX, INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, TTL_MAX_NS, VALUE_MAX_BYTES,
+};
 
 pub use refusal::{Malformed, Refusal};
 
@@ -107,10 +109,12 @@ pub enum Op {
     Scan = 9,
     /// The same, and the keys are deleted; the reply has their number, 8 bytes.
     Clear = 10,
+    /// The value is places, 8 bytes each, in which the client has found values: a server that evicts spares them.
+    Hits = 11,
 }
 
 impl Op {
-    const ALL: [Op; 11] = [
+    const ALL: [Op; 12] = [
         Op::Ping,
         Op::Get,
         Op::Put,
@@ -122,16 +126,17 @@ impl Op {
         Op::Ttl,
         Op::Scan,
         Op::Clear,
+        Op::Hits,
     ];
 
     /// True if it changes its key, and only that.
     pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get | Op::Ttl | Op::Scan | Op::Clear)
+        !matches!(self, Op::Ping | Op::Get | Op::Ttl | Op::Scan | Op::Clear | Op::Hits)
     }
 
     /// True if it is about a key.
     fn takes_key(self) -> bool {
-        !matches!(self, Op::Ping | Op::Scan | Op::Clear)
+        !matches!(self, Op::Ping | Op::Scan | Op::Clear | Op::Hits)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
@@ -139,6 +144,7 @@ impl Op {
         match self {
             Op::Put | Op::Append => true,
             Op::Add | Op::Scan | Op::Clear => value_bytes == size_of::<u64>() && !is_staged,
+            Op::Hits => value_bytes.is_multiple_of(8) && value_bytes <= HITS_PER_REPORT_MAX * 8 && !is_staged,
             Op::Ping | Op::Get | Op::Delete | Op::Touch | Op::GetAndTouch | Op::Ttl => {
                 value_bytes == 0 && !is_staged
             }
@@ -226,7 +232,7 @@ pub struct Request<'a> {
     pub condition: Condition,
     /// How long the value shall live, in ns; without end if `None`.
     pub ttl_ns: Option<u64>,
-    /// The key; empty for [`Op::Ping`].
+    /// The key; empty for operations that are about none.
     pub key: &'a [u8],
     /// The value; empty and inline for operations that have none.
     pub value: Value<'a>,

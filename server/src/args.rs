@@ -47,6 +47,10 @@ pub struct Flags {
     /// Keys that the index has room for from the start; it grows by itself [default: some MiB of index]
     #[arg(long, value_name = "N")]
     pub expected_keys: Option<String>,
+    /// What becomes of a write for which there is no room: reject (it is refused), evict (keys that were not used for long
+    /// make room: a cache) [default: reject]
+    #[arg(long, value_name = "CHOICE")]
+    pub on_full: Option<String>,
     /// User that may connect besides the server's own and root: a number, or any; may be repeated
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<String>,
@@ -83,6 +87,7 @@ impl Flags {
             single("workers", &self.workers),
             single("hugepages", &self.hugepages),
             single("expected-keys", &self.expected_keys),
+            single("on-full", &self.on_full),
             list("allow-uid", &self.allow_uid),
             single("max-clients", &self.max_clients),
             single("log-level", &self.log_level),

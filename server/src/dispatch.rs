@@ -85,6 +85,13 @@ impl Worker {
                 let reply = Reply::new(seq, status, found.map_or(0, |(version, _)| version));
                 (ack.sink)(&Reply { total_bytes: chunk.len() as u32, chunk, ..reply });
             }
+            Op::Hits => {
+                // Decoding lets only inline ones through.
+                if let wire::Value::Inline(places) = request.value {
+                    self.note_hits(places);
+                }
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
+            }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
                 self.count_condition(request.condition, &outcome);

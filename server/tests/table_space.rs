@@ -2,149 +2,15 @@
 
 mod table_support;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, SEGMENT_BYTES, SEGMENT_WORDS, superblock};
+use kv_common::layout::{Counter, SEGMENT_BYTES, superblock};
 use kv_common::limits::LEASE_NS;
-use kv_common::region::Words;
-use kv_common::wire::{Op, Refusal, Reply, Request, Status, Value};
-use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, Waiting, Worker, walk};
-use table_support::{Look, SESSION, config, look};
+use kv_common::wire::Refusal;
+use kv_server::table::Keeping;
+use table_support::world::{World, value};
 
 const SEGMENTS: usize = 24;
-
-/// A table whose clock hardly moves unless somebody waits, its one worker, and the keeper of its space.
-struct World {
-    table: Arc<Table>,
-    now_ns: Arc<AtomicU64>,
-    worker: Worker,
-    keeper: SpaceKeeper,
-    model: HashMap<Vec<u8>, Vec<u8>>,
-    waits: u64,
-}
-
-impl World {
-    fn new(segments: usize) -> World {
-        let now_ns = Arc::new(AtomicU64::new(1));
-        let clock = Arc::clone(&now_ns);
-        let region = Words::zeroed(segments * SEGMENT_WORDS);
-        // It goes on a little with each look, as clocks do.
-        let clock = Arc::new(move || clock.fetch_add(1000, Ordering::Relaxed));
-        let table = Table::create_with_clock(region, &config(1, Some(1000)), clock).unwrap();
-        let (worker, keeper) = (Worker::new(&table, 0), SpaceKeeper::new(&table));
-        World { table, now_ns, worker, keeper, model: HashMap::new(), waits: 0 }
-    }
-
-    fn request(&mut self, op: Op, key: &[u8], value: &[u8]) -> Status {
-        let request = Request::new(1, SESSION, op, key, Value::Inline(value));
-        let message = request.parts(&request.header()).concat();
-        let mut waiting = Waiting::default();
-        loop {
-            let mut status = None;
-            let is_answered =
-                self.worker.handle_or_wait(SESSION, &message, None, &mut waiting, &mut |reply| {
-                    let bytes = [&reply.header()[..], reply.chunk].concat();
-                    status = Some(Reply::decode(&bytes).expect("a reply").status);
-                });
-            assert_eq!(is_answered, status.is_some(), "a request is answered, or waits");
-            if let Some(status) = status {
-                return status;
-            }
-            self.waits += 1;
-            self.keep();
-        }
-    }
-
-    /// One step of the keeper; if it waits, its time comes.
-    fn keep(&mut self) -> Keeping {
-        let keeping = self.keeper.step();
-        if let Keeping::WaitNs(wait_ns) = keeping {
-            self.now_ns.fetch_add(wait_ns, Ordering::Relaxed);
-        }
-        keeping
-    }
-
-    /// Lets splits of index segments come to their end.
-    fn finish_splits(&self) {
-        loop {
-            match self.table.grow(&mut |_| true) {
-                Growing::Busy => {}
-                Growing::WaitNs(wait_ns) => drop(self.now_ns.fetch_add(wait_ns, Ordering::Relaxed)),
-                Growing::Idle => return,
-            }
-        }
-    }
-
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
-        match self.request(Op::Put, key, value) {
-            Status::Done => {
-                self.model.insert(key.to_vec(), value.to_vec());
-                Ok(())
-            }
-            Status::Refused(refusal) => Err(refusal),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn delete(&mut self, key: &[u8]) {
-        let expected = if self.model.remove(key).is_some() { Status::Done } else { Status::NotFound };
-        assert_eq!(self.request(Op::Delete, key, b""), expected);
-    }
-
-    /// Puts keys with values of so many bytes until there is no room. Returns how many.
-    fn fill(&mut self, prefix: &str, value_bytes: usize) -> usize {
-        for i in 0.. {
-            let key = format!("{prefix}{i}");
-            if let Err(refusal) = self.put(key.as_bytes(), &value(i, value_bytes)) {
-                let is_full = matches!(refusal, Refusal::RegionFull { .. } | Refusal::IndexFull { .. });
-                assert!(is_full, "{refusal}");
-                return i;
-            }
-        }
-        unreachable!("the region is full at some time");
-    }
-
-    /// Bytes of live data, headers included, as a share of all segments that hold neither superblock nor index.
-    fn live_share(&self) -> f64 {
-        let walk = walk::walk(self.table.region()).unwrap();
-        let live = walk.report.data_bytes + walk.report.keys * BLOCK_HEADER_BYTES as u64;
-        let segments = walk.report.block_segments + walk.report.free_segments;
-        live as f64 / (segments * SEGMENT_BYTES) as f64
-    }
-
-    fn counter(&self, counter: Counter) -> u64 {
-        let pages = superblock::counter_pages(1);
-        pages.map(|page| self.table.region().load(page + counter as usize)).fold(0, u64::wrapping_add)
-    }
-
-    /// Every key has its value, the table is sound, and what was deleted is gone.
-    fn check(&mut self) {
-        let mut unclear = Vec::new();
-        self.finish_splits();
-        let view = walk::view_of(self.table.region()).unwrap();
-        for (key, value) in &self.model {
-            match look(self.table.region(), &view, key) {
-                Look::Found { value: found, .. } => assert_eq!(found, *value),
-                Look::Absent => panic!("{key:?} is missed"),
-                // Two keys with one fingerprint.
-                Look::Unclear => unclear.push(key.clone()),
-            }
-        }
-        assert!(unclear.len() <= 1 + self.model.len() / 1000, "{} keys are unclear", unclear.len());
-        for key in unclear {
-            assert_eq!(self.request(Op::Get, &key, b""), Status::Done);
-        }
-        let report = self.table.check().unwrap_or_else(|findings| panic!("{findings:#?}"));
-        assert_eq!(report.keys, self.model.len() as u64);
-    }
-}
-
-/// Bytes that differ from key to key.
-fn value(number: usize, value_bytes: usize) -> Vec<u8> {
-    (0..value_bytes).map(|i| (number.wrapping_mul(31) + i) as u8).collect()
-}
 
 #[test]
 fn what_was_deleted_gives_its_space_to_values_of_any_other_size() {

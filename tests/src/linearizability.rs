@@ -119,10 +119,11 @@ const ABSENT: usize = usize::MAX;
 /// States after which the search gives up.
 const STATES_MAX: usize = 2_000_000;
 
-/// Judges the operations on one key, in the order of their starts. The key is absent at first.
-pub fn check(ops: &[Op]) -> Verdict {
+/// Judges the operations on one key, in the order of their starts. The key is absent at first. `may_vanish`: it may become
+/// absent at any moment, without anybody's asking.
+pub fn check(ops: &[Op], may_vanish: bool) -> Verdict {
     assert!(ops.windows(2).all(|pair| pair[0].start < pair[1].start), "in the order of their starts");
-    let mut search = Search::new(ops);
+    let mut search = Search::new(ops, may_vanish);
     if search.explain(ABSENT) {
         return Verdict::Explained;
     }
@@ -134,6 +135,7 @@ pub fn check(ops: &[Op]) -> Verdict {
 
 struct Search<'a> {
     ops: &'a [Op],
+    may_vanish: bool,
     is_done: Vec<bool>,
     /// Operations with an end that are not done yet.
     open: usize,
@@ -155,7 +157,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(ops: &'a [Op]) -> Search<'a> {
+    fn new(ops: &'a [Op], may_vanish: bool) -> Search<'a> {
         let is_write =
             |op: &Op| !matches!(op.kind, Kind::GetWrite { .. } | Kind::GetShort { .. } | Kind::GetAbsent);
         let overlaps = |a: &Op, b: &Op| a.client == b.client && a.end.is_some_and(|end| end > b.start);
@@ -171,6 +173,7 @@ impl<'a> Search<'a> {
         let open = ops.iter().filter(|op| op.end.is_some()).count();
         Search {
             ops,
+            may_vanish,
             is_done: vec![false; ops.len()],
             open,
             before,
@@ -310,7 +313,7 @@ impl<'a> Search<'a> {
     /// Whether a condition holds in `state`, or may hold, for operation `i`.
     fn can_hold(&self, when: When, state: usize, i: usize) -> bool {
         match when {
-            When::Absent => self.is_absent(state, i),
+            When::Absent => self.is_absent(state, i) || self.may_vanish,
             When::Present => self.is_there(state, i),
             When::Version(expected) => self.is_there(state, i) && self.can_have_version(state, expected),
         }
@@ -347,8 +350,12 @@ impl<'a> Search<'a> {
         version(&self.ops[write]).map_or(!self.versions.contains(&seen), |version| version == seen)
     }
 
-    /// The state after operation `i`, if it is a write that can happen in `state`.
+    /// The state after operation `i`, if it is a write that can happen in `state`, or one before which the key can have
+    /// vanished.
     fn after(&self, i: usize, state: usize) -> Option<usize> {
+        if self.may_vanish && state != ABSENT && self.is_read_of(i, ABSENT) {
+            return Some(ABSENT);
+        }
         match &self.ops[i].kind {
             Kind::Put { .. } => self.is_next_version(i).then_some(i),
             Kind::Delete { found } => (self.is_there(state, i) && *found != Some(false)).then_some(ABSENT),

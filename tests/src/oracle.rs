@@ -103,6 +103,8 @@ pub struct Key {
 /// The history.
 pub struct Oracle {
     keys: Vec<Key>,
+    /// Keys may become absent at any moment.
+    may_vanish: bool,
     ops: Vec<Record>,
     clock: u64,
     server_ns: u64,
@@ -128,6 +130,7 @@ impl Oracle {
     pub fn new(keys: Vec<Key>) -> Oracle {
         Oracle {
             keys,
+            may_vanish: false,
             ops: Vec::new(),
             clock: 0,
             server_ns: 0,
@@ -135,6 +138,11 @@ impl Oracle {
             versions: BTreeMap::new(),
             version_of: BTreeMap::new(),
         }
+    }
+
+    /// The same of a server that evicts: any key may become absent at any moment.
+    pub fn of_cache(keys: Vec<Key>) -> Oracle {
+        Oracle { may_vanish: true, ..Oracle::new(keys) }
     }
 
     /// It is this time by the server's clock, for operations that begin and end from now on. Only those who let values
@@ -181,6 +189,7 @@ impl Oracle {
             Return::Found { version, bytes } => self.found(op, &record, *version, bytes),
             Return::Absent
                 if record.call == Call::Get
+                    && !self.may_vanish
                     && record.acknowledged > 0
                     && self.keys[record.key].is_single_writer =>
             {
@@ -288,7 +297,7 @@ impl Oracle {
             checked.histories += 1;
             checked.operations += ops.iter().filter(|op| op.end.is_some()).count() as u64;
             checked.unknown += ops.iter().filter(|op| op.end.is_none()).count() as u64;
-            match linearizability::check(&ops) {
+            match linearizability::check(&ops, self.may_vanish) {
                 Verdict::Explained => {}
                 Verdict::GivenUp(furthest) => {
                     return Err(format!("{UNDECIDED}: key {key} in life {life}: {furthest}"));

@@ -69,7 +69,7 @@ pub struct KvStore {
 
 /// What the library's errors mean to the harness.
 #[cold]
-fn store_error(error: Error) -> StoreError {
+pub(crate) fn store_error(error: Error) -> StoreError {
     let text = error.to_string();
     match error {
         Error::Url { .. }

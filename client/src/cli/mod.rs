@@ -272,6 +272,9 @@ fn print_stat(client: &Client, stat: &ServerStat) -> Result<End, CliError> {
             ),
         ),
     ];
+    if stat.evicts {
+        rows.push(("evicted, last used".to_owned(), stat.evicted_ages_text()));
+    }
     for (name, value) in &stat.counters {
         let is_bytes = name.ends_with("_bytes");
         rows.push((name.replace('_', " "), if is_bytes { mib(*value) } else { value.to_string() }));

@@ -105,6 +105,9 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
     let used_bytes = counter("block_bytes");
     let used = share(used_bytes, block_segments_bytes);
     line("blocks", format!("{} in use, {used:.1} % of {}", bytes(used_bytes), bytes(block_segments_bytes)));
+    if stat.evicts {
+        line("evicted", evicted(stat));
+    }
     line("rates", rates(look, before));
     text.push('\n');
     text.push_str(&map(&stat.map));
@@ -121,6 +124,15 @@ fn state(look: &Look) -> String {
     format!("its clock has stood for {} s, at {up_s} s after the start: stopped, or gone", stands.as_secs())
 }
 
+fn evicted(stat: &ServerStat) -> String {
+    let counter = |name: &str| stat.counters.get(name).copied().unwrap_or(0);
+    let (evictions, hits) = (counter("evictions"), counter("hits_reported"));
+    if evictions == 0 {
+        return format!("nothing, {hits} hits reported");
+    }
+    format!("{evictions}, {hits} hits reported; last used {}", stat.evicted_ages_text())
+}
+
 /// Writes per second since the look before. What clients read one-sidedly is counted by nobody.
 fn rates(look: &Look, before: Option<&Look>) -> String {
     let Some(before) = before.filter(|before| before.stat.incarnation == look.stat.incarnation) else {
@@ -132,13 +144,14 @@ fn rates(look: &Look, before: Option<&Look>) -> String {
         of(&look.stat).saturating_sub(of(&before.stat)) as f64 / seconds
     };
     format!(
-        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; {:.0} keys expired/s; one-sided GETs are \
-         not seen",
+        "{:.0} requests/s: {:.0} puts, {:.0} deletes, {:.0} GETs asked of the server; {:.0} keys expired/s, {:.0} evicted; \
+         one-sided GETs are not seen",
         rate("requests"),
         rate("puts"),
         rate("deletes"),
         rate("gets_by_server"),
-        rate("expired")
+        rate("expired"),
+        rate("evictions")
     )
 }
 

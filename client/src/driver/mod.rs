@@ -2,9 +2,10 @@
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
 //! late. `reads.rs` has the GET's side, `now.rs` GETs that need no operation, `requests.rs` messages, `blocking.rs` READs
-//! of other use.
+//! of other use, `hits.rs` what a server that evicts is told.
 
 mod blocking;
+mod hits;
 mod now;
 mod reads;
 mod requests;
@@ -28,6 +29,7 @@ use crate::transport::{AnyTransport, Lost};
 
 use blocking::Blocking;
 pub use blocking::WarmUp;
+use hits::Hits;
 pub(crate) use now::{GetNow, InRoom, InScratch};
 use reads::Refresh;
 use requests::InFlight;
@@ -66,6 +68,8 @@ pub(crate) struct Driver<T: Transport> {
     /// When it has to be looked at again, for those that wait for it.
     look_at_clock_ns: Option<u64>,
     blocking: Blocking,
+    /// Hits that the server is to hear of.
+    hits: Hits,
 }
 
 impl<T: Transport> Driver<T> {
@@ -101,8 +105,10 @@ impl<T: Transport> Driver<T> {
             clock: ServerClock::default(),
             look_at_clock_ns: None,
             blocking: Blocking::Idle,
+            hits: Hits::new(false, 0),
         };
         driver.read_view()?;
+        driver.hits = Hits::new(driver.view.evicts, options.session);
         driver.cache =
             IndexCache::new(options.index_cache_bytes, driver.view.index_lines()).map_err(memory_error)?;
         driver.stats.index_cache_bytes = driver.cache.bytes();

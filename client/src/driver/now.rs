@@ -136,6 +136,9 @@ impl<T: Transport> Driver<T> {
         {
             self.stats.index_cache_hits += 1;
             self.count_get(Some(true));
+            if self.hits.is_due() {
+                self.note_hit(slot, false);
+            }
             return Ok(GetNow::Found { version, value });
         }
         let home = self.view.home(hash);
@@ -163,6 +166,11 @@ impl<T: Transport> Driver<T> {
                 }
                 Action::Found { version, value } => {
                     self.count_get(Some(true));
+                    if self.hits.is_due()
+                        && let Some(slot) = get.found_slot()
+                    {
+                        self.note_hit(slot, false);
+                    }
                     return Ok(GetNow::Found { version, value });
                 }
                 Action::FoundExpiring { version, value, expires_ns } => {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
-use kv_common::layout::superblock;
+use kv_common::layout::{Slot, superblock};
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
 use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
@@ -84,7 +84,11 @@ impl<T: Transport> Driver<T> {
                 }
                 Action::Found { version, value } => {
                     let outcome = self.found(key, landed.as_ref(), value, version);
+                    let slot = self.slot_to_note(key);
                     self.end(key, outcome);
+                    if let Some(slot) = slot {
+                        self.note_hit(slot, true);
+                    }
                     break;
                 }
                 Action::Absent => {
@@ -119,6 +123,15 @@ impl<T: Transport> Driver<T> {
             }
         }
         self.recycle(landed);
+    }
+
+    /// The slot of a GET that has found its value, if it is this hit's turn to be noted.
+    fn slot_to_note(&mut self, key: usize) -> Option<Slot> {
+        if !self.hits.is_due() {
+            return None;
+        }
+        let Kind::Get { get, .. } = &self.ops[key].kind else { return None };
+        get.found_slot()
     }
 
     /// How an operation ends whose value is at `value` in the words of its READ.

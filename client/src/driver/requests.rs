@@ -26,6 +26,18 @@ pub(super) struct InFlight {
     pub(super) op: Option<usize>,
     /// Its value lies in the staging area, which stays lent until the answer.
     is_staged: bool,
+    /// It reports hits; nobody waits for it.
+    is_report: bool,
+}
+
+impl InFlight {
+    pub(super) fn report(seq: u64) -> InFlight {
+        InFlight { seq, op: None, is_staged: false, is_report: true }
+    }
+
+    pub(super) fn is_report(&self) -> bool {
+        self.is_report
+    }
 }
 
 impl<T: Transport> Driver<T> {
@@ -57,7 +69,8 @@ impl<T: Transport> Driver<T> {
                 Err(SendError::Full) => return,
                 Err(SendError::Broken(broken)) => return self.fail_all(broken),
             }
-            self.in_flight.push_back(InFlight { seq: self.next_seq, op: Some(key), is_staged });
+            let (seq, op) = (self.next_seq, Some(key));
+            self.in_flight.push_back(InFlight { seq, op, is_staged, is_report: false });
             self.next_seq += 1;
             self.is_staging_lent |= is_staged;
             self.unsent.pop_front();

@@ -29,7 +29,7 @@ pub const MAX_CLIENTS_DEFAULT: usize = 1024;
 pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Every option that has a value, in the order in which it is printed.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     "memory",
     "socket",
     "listen",
@@ -40,6 +40,7 @@ pub const KEYS: [&str; 14] = [
     "workers",
     "hugepages",
     "expected-keys",
+    "on-full",
     "allow-uid",
     "max-clients",
     "log-level",
@@ -69,6 +70,8 @@ pub struct Config {
     pub hugepages: PagePolicy,
     /// Keys that the index has room for from the start, if known; it grows beyond.
     pub expected_keys: Option<u64>,
+    /// What becomes of a write for which there is no room.
+    pub on_full: OnFull,
     /// Who may connect besides the server's own user and root.
     pub allow: Allow,
     /// Clients that may be connected at once.
@@ -88,6 +91,15 @@ pub enum RdmaChoice {
     Off,
     /// Or the server does not start.
     On,
+}
+
+/// What becomes of a write for which there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFull {
+    /// It is refused.
+    Reject,
+    /// It is done, and keys that were not used for long are gone.
+    Evict,
 }
 
 /// Who may connect besides the server's own user and root.
@@ -203,6 +215,7 @@ impl Default for Config {
             workers: workers_default(),
             hugepages: PagePolicy::Auto,
             expected_keys: None,
+            on_full: OnFull::Reject,
             allow: Allow::Users(Vec::new()),
             max_clients: MAX_CLIENTS_DEFAULT,
             log_level: LogLevel::Info,
@@ -240,6 +253,7 @@ impl Config {
                 .map_or(default.workers, |workers| workers as usize),
             hugepages: sources.parse("hugepages", hugepages)?.unwrap_or(default.hugepages),
             expected_keys: sources.parse("expected-keys", |text| number_between(text, 1, 1 << 40))?,
+            on_full: sources.parse("on-full", |text| choice(text, &ON_FULL))?.unwrap_or(default.on_full),
             allow: sources.parse_list("allow-uid", allow)?.unwrap_or(default.allow),
             max_clients: sources
                 .parse("max-clients", |text| number_between(text, 1, CLIENTS_MAX as u64))?
@@ -284,6 +298,13 @@ fn listen(text: &str) -> Result<Option<Address>, String> {
 
 const RDMA_CHOICES: [(&str, RdmaChoice); 3] =
     [("auto", RdmaChoice::Auto), ("off", RdmaChoice::Off), ("on", RdmaChoice::On)];
+
+const ON_FULL: [(&str, OnFull); 2] = [("reject", OnFull::Reject), ("evict", OnFull::Evict)];
+
+/// The name of a choice, as it is written.
+pub(crate) fn on_full_name(on_full: OnFull) -> &'static str {
+    value::name_of(on_full, &ON_FULL)
+}
 
 fn rdma_device(text: &str) -> Result<String, String> {
     match text {

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use super::value::{format_size, name_of};
-use super::{Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, RDMA_CHOICES, Sources};
+use super::{
+    Allow, Config, HUGEPAGES, KEYS, LISTEN_NONE, LOG_FORMATS, LOG_LEVELS, ON_FULL, RDMA_CHOICES, Sources,
+};
 
 impl Config {
     /// The configuration as TOML, with the origin of each value as a comment.
@@ -38,6 +40,7 @@ impl Config {
             "workers" => number(self.workers as u64),
             "hugepages" => text(name_of(self.hugepages, &HUGEPAGES)),
             "expected-keys" => number(self.expected_keys?),
+            "on-full" => text(name_of(self.on_full, &ON_FULL)),
             "allow-uid" => toml::Value::Array(match &self.allow {
                 Allow::Any => vec![text("any")],
                 Allow::Users(users) => users.iter().map(|&uid| number(uid.into())).collect(),

@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 use crate::accept::{Acceptor, Admission, Listeners};
 use crate::clock::server_clock_ns;
-use crate::config::{Allow, Config, format_size};
+use crate::config::{Allow, Config, OnFull, format_size, on_full_name};
 use crate::descriptors::{TooFewDescriptors, make_room};
 use crate::growth;
 use crate::running::{Running, ThreadEnd};
@@ -141,6 +141,7 @@ fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, Star
         incarnation,
         first_version: 1,
         clock_ns: server_clock_ns,
+        evicts: config.on_full == OnFull::Evict,
     };
     let table = Table::create(memory.words.clone(), &table_config)?;
     info!(milliseconds = began.elapsed().as_millis() as u64, "table made");
@@ -261,6 +262,8 @@ fn log_block(
         free_segments = table.free_segments(),
         "index"
     );
+    let on_full = on_full_name(config.on_full);
+    info!(on_full, "full");
     info!(socket = %config.socket.display(), workers = config.workers, clients_max, who = %who(&config.allow), "clients");
     log_tcp(listen_address);
     info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = VALUE_MAX_BYTES, "limits");

@@ -32,6 +32,12 @@ impl Counters {
         self.region.store(word, self.region.load(word).wrapping_add(by));
     }
 
+    /// Adds 1 to a word of the page that is not among the counters.
+    pub(super) fn add_word(&self, word: usize) {
+        let word = self.page_word + word;
+        self.region.store(word, self.region.load(word).wrapping_add(1));
+    }
+
     /// Subtracts `by`, wrapping.
     pub(super) fn sub(&self, counter: Counter, by: u64) {
         self.add(counter, by.wrapping_neg());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_common::layout::{
-    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_WORDS, SegmentEntry,
-    SegmentKind, superblock, superblock_segments,
+    DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_GRANULES, SEGMENT_WORDS,
+    SegmentEntry, SegmentKind, superblock, superblock_segments,
 };
 use kv_common::limits::{
     GRACE_NS_MAX, KEY_MAX_BYTES, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, WORKERS_MAX,
@@ -16,6 +16,7 @@ use super::counters::Counters;
 use super::expiry::Expiry;
 use super::growth::{self, Clock, Growth};
 use super::index::{Index, Role, State, keys_before_split};
+use super::recency::Recency;
 use super::slab::Slab;
 use super::split::write_lines;
 use super::stripes::Stripes;
@@ -48,6 +49,8 @@ pub struct TableConfig {
     pub first_version: u64,
     /// The server's clock, ns since 1970, by which keys expire. It does not go back.
     pub clock_ns: fn() -> u64,
+    /// A write that finds no room evicts other keys. Takes up to two bytes of the process's own memory for each block.
+    pub evicts: bool,
 }
 
 /// Why a table cannot be made.
@@ -86,6 +89,15 @@ pub enum TableError {
         /// The version asked for.
         found: u64,
     },
+    /// What eviction needs.
+    #[error(
+        "no memory for the times at which up to {blocks} blocks were used, 2 bytes each; start the server with less \
+         --memory or with --on-full reject"
+    )]
+    RecencyMemory {
+        /// Blocks that the region has at most.
+        blocks: u64,
+    },
     /// The index leaves no room for values.
     #[error(
         "an index for {expected_keys} keys takes {index_segments} segments of 2 MiB, and the region has {segments} in \
@@ -114,6 +126,12 @@ impl Table {
         clock: Clock,
     ) -> Result<Arc<Table>, TableError> {
         let plan = Plan::new(&region, config)?;
+        let recency = if config.evicts {
+            let blocks = plan.segments * SEGMENT_GRANULES / 2;
+            Some(Recency::new(plan.segments).ok_or(TableError::RecencyMemory { blocks })?)
+        } else {
+            None
+        };
         plan.write_superblock(&region, config);
         plan.write_segment_table(&region);
         plan.write_index(&region);
@@ -129,7 +147,7 @@ impl Table {
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
-            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space)),
+            slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space, recency)),
             index,
             growth: Growth::new(clock, config.grace_ns, Counters::of_growth(&region)),
             space,
@@ -215,6 +233,7 @@ impl Plan {
             (superblock::SERVER_PID, std::process::id() as u64),
             (superblock::WORKERS, config.workers as u64),
             (superblock::STARTED_NS, now_ns),
+            (superblock::EVICTS, u64::from(config.evicts)),
         ] {
             region.store(word, value);
         }

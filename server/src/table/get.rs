@@ -42,8 +42,12 @@ impl Worker {
             self.table.region.copy_out(slot.place().word(), words);
             let verdict = block::judge(words, key, slot.place(), self.table.view.table_id);
             match verdict {
-                Verdict::Found { version, value } => return Some((version, value)),
+                Verdict::Found { version, value } => {
+                    self.table.note_use(slot);
+                    return Some((version, value));
+                }
                 Verdict::Expiring { version, value, expires_ns } if expires_ns > self.table.now_ns() => {
+                    self.table.note_use(slot);
                     return Some((version, value));
                 }
                 _ => {}
@@ -57,6 +61,7 @@ impl Worker {
         let _held = self.table.stripes.lock(hash.home());
         let home = self.table.index.home(hash);
         let at = self.table.find(key, hash, home).filter(|&at| self.table.is_live(at))?;
+        self.table.note_use(at.slot);
         let place = at.slot.place();
         let version = self.table.version_of(place);
         let end = self.table.lengths_of(place).value_end();

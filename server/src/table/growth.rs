@@ -119,7 +119,7 @@ impl Table {
 
     /// Asks for the split of an index segment. False if it is not possible now, or has been asked for before.
     pub fn want_split(&self, segment: u64) -> bool {
-        if self.slab.is_scarce() || !self.index.want_split(segment) {
+        if self.slab.free_segments() == 0 || !self.index.want_split(segment) {
             return false;
         }
         self.growth.wanted.lock().push(segment);

@@ -14,6 +14,8 @@
 //! | `scan` | walks over all keys, part by part |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
 //! | `slab` | blocks by size class, cut from segments |
+//! | `evict` | a write that finds no room makes some: which keys go, and how |
+//! | `hand`, `recency` | CLOCK: which block goes next; when blocks were used |
 //! | `space` | segments go from one use to another |
 //! | `index` | the index segments: what each answers for, how full it is, its free overflow lines |
 //! | `split` | one index segment becomes two, under readers and writers |
@@ -43,16 +45,19 @@
 mod check;
 mod counters;
 mod delete;
+mod evict;
 mod expiry;
 mod findings;
 mod format;
 mod get;
 mod growth;
+mod hand;
 mod index;
 mod lookup;
 mod modify;
 mod publish;
 mod put;
+mod recency;
 mod scan;
 mod slab;
 mod space;

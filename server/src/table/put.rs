@@ -23,6 +23,8 @@ const IN_PLACE_BYTES_MAX: u64 = 4096;
 /// Times that a write looks for a block while blocks are on their way back. Another worker may have to be given the
 /// processor before it lets go of them.
 const BLOCK_ATTEMPTS_MAX: u32 = 200;
+/// Times that a write evicts to get room.
+const EVICTIONS_MAX: u32 = 8;
 
 /// A write that was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,13 +81,13 @@ impl Worker {
     }
 
     /// Carries out a write of a key that may need a block and a slot. It is tried again while blocks are on their way back,
-    /// or a split will make room.
+    /// a split will make room, or others can be evicted for it.
     pub(super) fn with_room(
         &mut self,
         hash: KeyHash,
         mut write: impl FnMut(&mut Worker, &mut Left) -> Result<Outcome, Refusal>,
     ) -> Result<Outcome, Refusal> {
-        let mut attempts = 1;
+        let (mut attempts, mut evictions) = (1, 0);
         let mut room = WaitForRoom::new(hash);
         loop {
             let mut left = Left::default();
@@ -94,6 +96,13 @@ impl Worker {
             if let Err(full @ (Refusal::IndexFull { .. } | Refusal::HomeFull { .. })) = &outcome
                 && room.wait(&self.table, matches!(full, Refusal::HomeFull { .. }), &self.counters)
             {
+                continue;
+            }
+            if let Err(full) = outcome
+                && evictions < EVICTIONS_MAX
+                && self.make_room(full, hash)
+            {
+                evictions += 1;
                 continue;
             }
             if !matches!(outcome, Err(Refusal::RegionFull { .. })) || attempts >= BLOCK_ATTEMPTS_MAX {
@@ -179,6 +188,7 @@ impl Worker {
         let written = self.table.written(at);
         ack.before_stores(&written);
         self.publish_insert(at, room, home, payload, written.version);
+        self.table.note_new(at.slot);
         self.counters.add(Counter::Inserts, 1);
         self.counters.add(Counter::Keys, 1);
         self.counters.add(Counter::BlockBytes, payload.span.bytes());
@@ -192,6 +202,7 @@ impl Worker {
         ack.before_stores(&written);
         self.count_replaced(at, payload);
         self.publish_in_place(at, payload, written.version);
+        self.table.note_use(at.slot);
         self.counters.add(Counter::UpdatesInPlace, 1);
         written
     }
@@ -213,6 +224,7 @@ impl Worker {
         ack.before_stores(&written);
         self.count_replaced(at, payload);
         self.publish_moved(at.slot.place(), new, twin, payload, written.version);
+        self.table.note_renewed(new.slot);
         self.counters.add(Counter::UpdatesMoved, 1);
         Ok(written)
     }

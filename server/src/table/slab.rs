@@ -15,13 +15,18 @@ use kv_common::layout::{
 use kv_common::region::Words;
 use parking_lot::Mutex;
 
+use super::hand::Hand;
+use super::recency::Recency;
 use super::space::Space;
+
+/// Of so many segments a server that evicts keeps one free, at least one: for the index, and for classes without any.
+const RESERVE_SHARE: u64 = 256;
 
 /// Which blocks are free, and which segments.
 pub(super) struct Slab {
     region: Words,
     /// By span.
-    classes: Box<[Mutex<Class>]>,
+    pub(super) classes: Box<[Mutex<Class>]>,
     /// By segment: where it is in the list of its class. Under that class's lock.
     positions: Box<[AtomicU32]>,
     /// Free segments, ascending. The index takes the lowest, blocks the highest: then lines have dense numbers, and a
@@ -32,27 +37,33 @@ pub(super) struct Slab {
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
     space: Arc<Space>,
+    /// When blocks were used, if the server evicts.
+    pub(super) recency: Option<Recency>,
+    /// Free segments that classes with others leave to those without.
+    reserve: u64,
 }
 
 /// The blocks of one size.
 #[derive(Default)]
-struct Class {
-    segments: Vec<Cut>,
+pub(super) struct Class {
+    pub(super) segments: Vec<Cut>,
     /// Segments that give blocks, the one that gives the next at the end.
     open: Vec<u64>,
+    /// Where the search for blocks to evict goes on.
+    pub(super) hand: Hand,
 }
 
 /// A segment that is cut into blocks. Blocks are named by their number in it.
-struct Cut {
-    segment: u64,
+pub(super) struct Cut {
+    pub(super) segment: u64,
     /// Free blocks; the last one freed is taken first, since it may still be in a cache.
     free: Vec<u16>,
     /// Blocks from this one on were never used.
-    uncut: u32,
+    pub(super) uncut: u32,
     /// Blocks in use, drafts and those on their way back included.
-    used: u32,
+    pub(super) used: u32,
     /// It gives no blocks, since it is to be emptied.
-    is_closed: bool,
+    pub(super) is_closed: bool,
 }
 
 /// What a class holds, for the check.
@@ -92,8 +103,14 @@ const _: () = assert!(
 );
 
 impl Slab {
-    /// A slab whose pool is `free_segments`.
-    pub(super) fn new(region: &Words, free_segments: Range<u64>, space: &Arc<Space>) -> Slab {
+    /// A slab whose pool is `free_segments`; of a server that evicts if blocks have a `recency`.
+    pub(super) fn new(
+        region: &Words,
+        free_segments: Range<u64>,
+        space: &Arc<Space>,
+        recency: Option<Recency>,
+    ) -> Slab {
+        let reserve = if recency.is_some() { (free_segments.end / RESERVE_SHARE).max(1) } else { 0 };
         Slab {
             region: region.clone(),
             classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
@@ -102,13 +119,19 @@ impl Slab {
             pool: Mutex::new(free_segments.collect()),
             waiting: AtomicU64::new(0),
             space: Arc::clone(space),
+            recency,
+            reserve,
         }
     }
 
-    /// A block of class `span`, which nobody can reach; `None` if there is none and no segment is left to cut.
+    /// A block of class `span`, which nobody can reach; `None` if there is none and no segment is left to cut, or only those
+    /// in reserve, and the class has some.
     pub(super) fn take(&self, span: Span) -> Option<Place> {
         let mut class = self.classes[span.0 as usize].lock();
         if class.open.is_empty() {
+            if self.is_scarce() && !class.segments.is_empty() {
+                return None;
+            }
             let segment = self.take_segment(SegmentEntry { kind: SegmentKind::Blocks, class: span.0 })?;
             self.positions[segment as usize].store(class.segments.len() as u32, Ordering::Relaxed);
             class.segments.push(Cut { segment, free: Vec::new(), uncut: 0, used: 0, is_closed: false });
@@ -175,9 +198,14 @@ impl Slab {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// True while the pool is empty: what is freed is what there is.
+    /// True while the pool is empty, or holds the reserve alone: what is freed is what there is.
     pub(super) fn is_scarce(&self) -> bool {
-        self.free_segments() == 0
+        self.free_segments() <= self.reserve
+    }
+
+    /// Free segments that are to be there in any case.
+    pub(super) fn reserve(&self) -> u64 {
+        self.reserve
     }
 
     pub(super) fn free_segments(&self) -> u64 {

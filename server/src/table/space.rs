@@ -11,6 +11,10 @@
 //!    anew, and then drops its places.
 //! 4. The segment is zeroed and free.
 //!
+//! If the server evicts, a few segments are kept free: for index segments to be split, and for the first value of a size.
+//! For them, and for classes that evict what was used lately while others keep what was used long ago, the segment that is
+//! cheapest to lose is emptied by eviction.
+//!
 //! A write that finds no room meanwhile waits for it, if there is something to wait for (see [`Waiting`]); its session
 //! takes no other request, and others go on.
 
@@ -19,7 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::layout::{
+    BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, Span, superblock,
+};
 use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
 use kv_common::region::bytes_of;
 
@@ -43,6 +49,8 @@ const BATCH_MIN: u64 = 4;
 const EARLY_PERCENT_MAX: u64 = 50;
 /// ... and when there is none left, if so many are.
 const LATE_PERCENT_MAX: u64 = 94;
+/// A class gives a segment to one that evicts if its own blocks were not used for longer by so many doublings.
+const AGE_CLASSES_APART: u32 = 2;
 /// Blocks that are moved before others get their turn.
 const BLOCKS_PER_STEP: usize = 64;
 /// Passes over a segment before it is left as it is: some block of it does not come back.
@@ -64,6 +72,10 @@ pub(super) struct Space {
     served: AtomicU64,
     /// Segments that are empty and not free yet.
     quarantined: AtomicU64,
+    /// Of a class that evicts: 1 and the age class of what it has evicted; 0 for none since the last look.
+    hungry: AtomicU64,
+    /// When that was noted last, in seconds.
+    hungry_s: AtomicU64,
 }
 
 /// A write that has found no room, and waits for some. None yet: `Waiting::default()`.
@@ -89,8 +101,8 @@ pub enum Keeping {
 
 impl Space {
     /// A segment has no block in use any more.
-    pub(super) fn note_empty_segment(&self, free_segments: u64) {
-        if free_segments == 0 {
+    pub(super) fn note_empty_segment(&self, is_scarce: bool) {
+        if is_scarce {
             self.signal.set();
         }
     }
@@ -100,6 +112,19 @@ impl Space {
         if free_segments < (all_segments / FREE_SHARE).max(1) {
             self.signal.set();
         }
+    }
+
+    /// A class evicts blocks of that age. Noted once in a second.
+    pub(super) fn note_hungry(&self, age_class: u32, now_s: u64) {
+        if self.hungry_s.swap(now_s, Ordering::Relaxed) != now_s {
+            self.hungry.store(1 + u64::from(age_class), Ordering::Relaxed);
+            self.signal.set();
+        }
+    }
+
+    /// What was noted since the last call.
+    fn take_hungry(&self) -> Option<u32> {
+        self.hungry.swap(0, Ordering::Relaxed).checked_sub(1).map(|age_class| age_class as u32)
     }
 }
 
@@ -114,14 +139,22 @@ impl Table {
         self.space.quarantined.load(Ordering::Relaxed)
     }
 
+    fn all_segments(&self) -> u64 {
+        (self.region.len_words() / SEGMENT_WORDS) as u64
+    }
+
     /// How many more segments should be free.
     fn lacks_segments(&self) -> u64 {
-        let all = (self.region.len_words() / SEGMENT_WORDS) as u64;
+        let there = self.free_segments() + self.quarantined_segments();
+        if self.evicts() {
+            return self.slab.reserve().saturating_sub(there);
+        }
+        let all = self.all_segments();
         let [asked, refused, served] = [&self.space.asked, &self.space.refused, &self.space.served]
             .map(|count| count.load(Ordering::Relaxed));
         let is_wanted = asked > refused.max(served);
         let wanted = if is_wanted { (all / BATCH_SHARE).max(BATCH_MIN) } else { (all / FREE_SHARE).max(1) };
-        wanted.saturating_sub(self.free_segments() + self.quarantined_segments())
+        wanted.saturating_sub(there)
     }
 }
 
@@ -132,16 +165,28 @@ pub struct SpaceKeeper {
     /// Empty segments whose readers have not been told yet.
     empty: Vec<Emptied>,
     quarantine: Option<Quarantine>,
+    /// The class that segments are made free for now evicts blocks of this age class.
+    hungry: Option<u32>,
 }
 
 /// A segment that is being emptied.
 struct Emptying {
     candidate: Candidate,
+    /// What cannot be moved is evicted.
+    evicts: bool,
     places: Vec<Place>,
     passes: u32,
     not_before_ns: u64,
     /// Its blocks may go to a segment that was free before.
     may_cut: bool,
+}
+
+impl Emptying {
+    /// Of what has room elsewhere in its class.
+    fn new(candidate: Candidate) -> Emptying {
+        let places = candidate.places().collect();
+        Emptying { candidate, evicts: false, places, passes: 0, not_before_ns: 0, may_cut: false }
+    }
 }
 
 /// Segments that become free at a moment of the table's clock.
@@ -154,7 +199,7 @@ impl SpaceKeeper {
     /// The keeper of `table`. There is one.
     pub fn new(table: &Arc<Table>) -> SpaceKeeper {
         let worker = Worker::with_counters(table, Counters::of_space(&table.region), None);
-        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None }
+        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None, hungry: None }
     }
 
     /// Does a small part of what there is to do.
@@ -169,7 +214,7 @@ impl SpaceKeeper {
         }
         let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
         let asked = self.table().space.asked.load(Ordering::Relaxed);
-        if lacking > 0 && self.find_more(lacking) {
+        if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
             return Keeping::Busy;
         }
         match &self.quarantine {
@@ -194,36 +239,67 @@ impl SpaceKeeper {
 
     /// Takes empty segments, or begins to empty one.
     fn find_more(&mut self, lacking: u64) -> bool {
-        let taken = self.table().slab.take_empty(lacking as usize);
-        if !taken.is_empty() {
-            self.note_quarantined(taken.len() as u64);
-            self.empty.extend(taken);
-            return true;
-        }
-        let Some(candidate) = self.table().slab.emptiest() else { return false };
-        let percent_max =
-            if self.table().free_segments() == 0 { LATE_PERCENT_MAX } else { EARLY_PERCENT_MAX };
-        if candidate.used_granules() * 100 > kv_common::layout::SEGMENT_GRANULES * percent_max {
+        self.find_unneeded(lacking) || self.give_up_one(0)
+    }
+
+    /// Makes a few segments free for a class that evicts what was used lately, if another has blocks that were not used
+    /// for much longer.
+    fn feed_hungry(&mut self) -> bool {
+        let segments_max = (self.table().all_segments() / FREE_SHARE).max(1);
+        if self.quarantine.is_some() || self.empty.len() as u64 >= segments_max {
             return false;
         }
-        self.begin(candidate, false);
+        if self.empty.is_empty() {
+            self.hungry = self.table().space.take_hungry();
+        }
+        self.hungry
+            .is_some_and(|age_class| self.find_unneeded(1) || self.give_up_one(age_class + AGE_CLASSES_APART))
+    }
+
+    /// Begins to empty the segment that is cheapest to lose, if its blocks are so old.
+    fn give_up_one(&mut self, age_class_min: u32) -> bool {
+        let cheapest = self.table().slab.cheapest(self.table().now_s());
+        let Some(aged) = cheapest.filter(|aged| aged.age_class >= age_class_min) else { return false };
+        self.begin(Emptying { evicts: true, ..Emptying::new(aged.candidate) });
         true
     }
 
-    fn begin(&mut self, candidate: Candidate, may_cut: bool) {
-        self.table().slab.close(candidate);
-        let places = candidate.places().collect();
-        self.emptying = Some(Emptying { candidate, places, passes: 0, not_before_ns: 0, may_cut });
+    /// Takes segments without a block in use, or begins to empty one whose blocks have room elsewhere.
+    fn find_unneeded(&mut self, lacking: u64) -> bool {
+        if self.take_empty(lacking) {
+            return true;
+        }
+        let Some(candidate) = self.table().slab.emptiest() else { return false };
+        let is_late = self.table().free_segments() == 0 && !self.table().evicts();
+        let percent_max = if is_late { LATE_PERCENT_MAX } else { EARLY_PERCENT_MAX };
+        if candidate.used_granules() * 100 > kv_common::layout::SEGMENT_GRANULES * percent_max {
+            return false;
+        }
+        self.begin(Emptying::new(candidate));
+        true
     }
 
-    /// Begins to empty any segment of blocks, whether segments are lacking or not. False if there is none, or another is being
-    /// emptied.
+    fn take_empty(&mut self, max: u64) -> bool {
+        let taken = self.table().slab.take_empty(max as usize);
+        self.note_quarantined(taken.len() as u64);
+        self.empty.extend(&taken);
+        !taken.is_empty()
+    }
+
+    fn begin(&mut self, emptying: Emptying) {
+        self.table().slab.close(emptying.candidate);
+        self.emptying = Some(emptying);
+    }
+
+    /// Begins to empty any segment of blocks, whether segments are lacking or not; by eviction if the server evicts. False if
+    /// there is none, or another is being emptied.
     #[cfg(feature = "adversary")]
     pub fn empty_any(&mut self, draw: usize) -> bool {
         let Some(candidate) = self.table().slab.any(draw).filter(|_| self.emptying.is_none()) else {
             return false;
         };
-        self.begin(candidate, true);
+        let evicts = self.table().evicts();
+        self.begin(Emptying { may_cut: !evicts, evicts, ..Emptying::new(candidate) });
         true
     }
 
@@ -244,6 +320,11 @@ impl SpaceKeeper {
             && let Some(place) = emptying.places.pop()
         {
             has_room = self.worker.move_block(place, emptying.candidate, emptying.may_cut);
+            if !has_room && emptying.evicts {
+                // If it has gone meanwhile, the better.
+                let _: Option<u64> = self.worker.evict_block(place, emptying.candidate.span);
+                has_room = true;
+            }
             moved += 1;
         }
         let candidate = emptying.candidate;
@@ -255,7 +336,7 @@ impl SpaceKeeper {
             self.worker.reclaim();
             emptying.passes += 1;
             if self.table().slab.used_of(candidate) == 0 {
-                // It is found among the empty ones.
+                self.take_empty(1);
                 return Keeping::Busy;
             }
             if emptying.passes == PASSES_MAX {
@@ -316,7 +397,7 @@ impl Worker {
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
     fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
-        let Some(key) = self.key_at(place, candidate) else { return true };
+        let Some(key) = self.key_at(place, candidate.span) else { return true };
         let hash = table.view.hash(&key);
         let _held = table.stripes.lock(hash.home());
         let home = table.index.home(hash);
@@ -332,6 +413,7 @@ impl Worker {
         self.store_draft(new, &payload);
         let moved = At { slot: Slot::new(hash.fingerprint(), span, new), ..at };
         // The same version at another place: whoever looks at the old one looks again.
+        table.note_moved(at.slot, new);
         self.publish_moved(place, moved, table.twin(home, at), &payload, version);
         self.counters.add(Counter::BlocksMoved, 1);
         self.retire(at.slot);
@@ -339,7 +421,7 @@ impl Worker {
     }
 
     /// The key that seems to be in a block, without the stripes.
-    fn key_at(&self, place: Place, candidate: Candidate) -> Option<Vec<u8>> {
+    pub(super) fn key_at(&self, place: Place, span: Span) -> Option<Vec<u8>> {
         let table = &self.table;
         if table.region.load(place.word()) & NOT_LIVE != 0 {
             return None;
@@ -347,7 +429,7 @@ impl Worker {
         let lengths = table.lengths_of(place);
         let key_bytes = lengths.key_bytes as usize;
         let is_key = (1..=KEY_MAX_BYTES).contains(&key_bytes)
-            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= candidate.span.bytes();
+            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= span.bytes();
         if !is_key {
             return None;
         }

@@ -80,12 +80,15 @@ impl Worker {
 
     /// Gives the block of a slot that was overwritten back once no worker can look at it.
     pub(super) fn retire(&self, slot: Slot) {
+        if let Some(recency) = &self.table.slab.recency {
+            recency.end(slot.span(), slot.place());
+        }
         self.table.slab.note_waiting();
         let (slab, space) = (Arc::clone(&self.table.slab), Arc::clone(&self.table.space));
         let pinned = self.epoch.pin();
         pinned.defer(move || {
             if slab.give_back_waiting(slot) {
-                space.note_empty_segment(slab.free_segments());
+                space.note_empty_segment(slab.is_scarce());
             }
         });
         if self.table.slab.is_scarce() {

@@ -1,6 +1,8 @@
 //! What the tests of the table share: a table in memory, and requests through the same bytes that a client would send.
 #![allow(dead_code, reason = "each test file uses its part of it")]
 
+pub(crate) mod world;
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,6 +43,7 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
         incarnation: 1,
         first_version: 1,
         clock_ns,
+        evicts: false,
     }
 }
 

@@ -14,7 +14,7 @@ fn put(version: u64) -> Kind {
 }
 
 fn is_explained(ops: &[Op]) -> bool {
-    check(ops) == Verdict::Explained
+    check(ops, false) == Verdict::Explained
 }
 
 #[test]
@@ -41,6 +41,27 @@ fn unknown_writes_happen_late_or_never() {
     assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0)]));
     assert!(is_explained(&[op(0, 1, 2, put(1)), unknown.clone(), get(0), again(1)]));
     assert!(!is_explained(&[op(0, 1, 2, put(1)), unknown, get(1), again(0)]));
+}
+
+#[test]
+fn a_key_that_may_vanish_does_not_come_back() {
+    let absent = |start, end| op(1, start, end, Kind::GetAbsent);
+    let found = |start, end| op(1, start, end, Kind::GetWrite { write: 0 });
+    let put_absent =
+        Kind::PutIf { when: When::Absent, result: Some(IfResult::Done), version: Some(2), short: None };
+    let not_found = Kind::Delete { found: Some(false) };
+    for (explained, then) in [
+        (true, vec![absent(3, 4), absent(5, 6)]),
+        (true, vec![found(3, 4), absent(5, 6)]),
+        (false, vec![absent(3, 4), found(5, 6)]),
+        (true, vec![op(1, 3, 4, put_absent.clone())]),
+        (false, vec![op(1, 3, 4, put_absent), found(5, 6)]),
+        (true, vec![op(1, 3, 4, not_found.clone())]),
+        (false, vec![op(1, 3, 4, not_found), found(5, 6)]),
+    ] {
+        let ops = [vec![op(0, 1, 2, put(1))], then].concat();
+        assert_eq!(check(&ops, true) == Verdict::Explained, explained, "{ops:?}");
+    }
 }
 
 #[test]

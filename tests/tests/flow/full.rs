@@ -61,7 +61,7 @@ const SURELY_STORED: u64 = 160_000;
 pub(crate) fn a_full_index_is_named_and_loses_nothing(start: Start) {
     // One index segment, and values that leave three others for blocks of 32 bytes: so many that the index is not large
     // enough for them, and no segment for it to grow into.
-    let server = start(Needs { memory: "24MiB", expected_keys: 1, workers: 1 });
+    let server = start(Needs { memory: "24MiB", expected_keys: 1, ..Needs::default() });
     let (mut setup, mut client) = (server.connect_for_setup(), server.connect());
     for i in 0..6u8 {
         setup.put(&[i], &vec![i; VALUE_MAX_BYTES]).unwrap();

@@ -50,7 +50,7 @@ fn read(client: &mut Client, seed: u64, stored: &AtomicU64, is_over: &AtomicBool
 }
 
 pub(crate) fn an_index_grows_and_no_reader_misses_a_key(start: Start) {
-    let server = start(Needs { memory: "128MiB", expected_keys: 1, workers: 2 });
+    let server = start(Needs { memory: "128MiB", expected_keys: 1, workers: 2, ..Needs::default() });
     let (mut writer, mut other) = (server.connect_for_setup(), server.connect());
     assert_eq!(other.server_stat().unwrap().segments.index, 1);
     let (stored, is_over) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -11,6 +11,7 @@ mod scenarios;
 
 mod basics;
 mod batches;
+mod cache;
 mod conditions;
 mod expiry;
 mod full;

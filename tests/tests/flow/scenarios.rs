@@ -17,6 +17,7 @@ macro_rules! scenarios {
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
+            cache: keys_in_use_stay_and_no_write_is_refused;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
             scan: scans_see_all_keys_and_clears_leave_none;
             space: deleted_values_make_room_for_other_sizes;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use kv_client::{Broken, Client, Options};
 use kv_common::endpoint::Address;
-use kv_server::config::{Config, PagePolicy, parse_size};
+use kv_server::config::{Config, OnFull, PagePolicy, parse_size};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{procfs, programs, try_wait_for, wait_for};
@@ -20,11 +20,13 @@ pub(crate) struct Needs {
     pub(crate) memory: &'static str,
     pub(crate) expected_keys: u64,
     pub(crate) workers: usize,
+    /// Of a full server.
+    pub(crate) on_full: OnFull,
 }
 
 impl Default for Needs {
     fn default() -> Needs {
-        Needs { memory: "32MiB", expected_keys: 100_000, workers: 1 }
+        Needs { memory: "32MiB", expected_keys: 100_000, workers: 1, on_full: OnFull::Reject }
     }
 }
 
@@ -122,6 +124,7 @@ fn in_process(needs: Needs, site: Site) -> Live {
         workers: needs.workers,
         hugepages: PagePolicy::Off,
         expected_keys: Some(needs.expected_keys),
+        on_full: needs.on_full,
         ..Config::default()
     });
     Live::new(site, running.unwrap())
@@ -228,6 +231,9 @@ impl Site {
         }
         let (keys, workers) = (needs.expected_keys.to_string(), needs.workers.to_string());
         command.args(["--memory", needs.memory, "--hugepages", "off", "--expected-keys", &keys]);
+        if needs.on_full == OnFull::Evict {
+            command.args(["--on-full", "evict"]);
+        }
         command.args(["--listen", &self.listen.to_string()]);
         command.args(["--workers", &workers, "--socket"]).arg(self.socket()).args(more);
         Server::start(command, self.dir.path().join("log"))

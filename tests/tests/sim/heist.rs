@@ -121,6 +121,9 @@ fn server_plan(rng: &mut Rng) -> ServerPlan {
         grow_ends_one_in: 1,
         keep_one_in: rng.pick(&[1, 1, 10]),
         empty_one_in: 0,
+        evicts: false,
+        evict_one_in: 0,
+        evict_bytes: Vec::new(),
     }
 }
 

@@ -28,7 +28,7 @@ mod world;
 use kv_common::adversary::Mutant;
 use kv_tests::oracle::UNDECIDED;
 use totals::Totals;
-use world::{memory, play};
+use world::{memory, play, play_cache};
 
 fn env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -62,6 +62,39 @@ fn random_seeds_find_nothing_wrong() {
     println!("{totals:#?}");
     if (first, count) == (None, None) {
         assert_rare_branches(&totals);
+    }
+}
+
+/// Seeds of a cache that a run plays.
+const CACHES: u64 = 40;
+
+#[test]
+fn a_cache_loses_keys_and_nothing_else() {
+    let memory = memory();
+    let mut totals = Totals::default();
+    let (first, count) = (env("KV_SIM_SEED").unwrap_or(0), env("KV_SIM_SEEDS").unwrap_or(CACHES));
+    for seed in first..first + count {
+        match play_cache(&memory, seed, None) {
+            Ok(report) => totals.merge(&report.totals),
+            Err(wrong) => panic!(
+                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} KV_SIM_SEEDS=1 cargo test -p kv-tests --test sim a_cache"
+            ),
+        }
+    }
+    println!("{totals:#?}");
+    if count < CACHES {
+        return;
+    }
+    for (what, found, least) in [
+        ("evictions", totals.grown.evictions, 500),
+        ("hits reported", totals.grown.hits_reported, 1),
+        ("segments with another use", totals.grown.segments_reused, 10),
+        ("writes that waited for room", totals.grown.writes_waited, 10),
+        ("splits", totals.grown.splits, 1),
+        ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
+        ("misses", totals.stats.misses, 1000),
+    ] {
+        assert!(found >= least, "{found} {what}, at least {least} are wanted");
     }
 }
 

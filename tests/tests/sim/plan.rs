@@ -11,6 +11,8 @@
 //!   split;
 //! * a *lull* has keys whose time ends, and time for that: it goes by in leaps, the server is stopped for a while now and
 //!   then, and clocks of clients leap and run too fast or too slowly.
+//!
+//! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment.
 
 use std::time::Duration;
 
@@ -64,6 +66,24 @@ impl Plan {
     pub(crate) fn draw(rng: &mut Rng) -> Plan {
         let mood =
             rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom, Mood::Lull]);
+        Plan::of(rng, mood)
+    }
+
+    /// Draws the plan of a cache: many sizes in few segments, and keys that go for no reason but chance, too.
+    pub(crate) fn draw_cache(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::of(rng, Mood::Storm);
+        plan.server_plan = ServerPlan {
+            evicts: true,
+            evict_one_in: rng.pick(&[0, 30, 300]),
+            evict_bytes: plan.block_bytes.clone(),
+            keep_one_in: 1,
+            empty_one_in: rng.pick(&[0, 500]),
+            ..plan.server_plan
+        };
+        plan
+    }
+
+    fn of(rng: &mut Rng, mood: Mood) -> Plan {
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
@@ -102,6 +122,9 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         grow_ends_one_in: 1,
         keep_one_in: rng.pick(&[1, 10]),
         empty_one_in: if matches!(mood, Mood::Storm | Mood::Boom) { rng.pick(&[0, 0, 500]) } else { 0 },
+        evicts: false,
+        evict_one_in: 0,
+        evict_bytes: Vec::new(),
     };
     match mood {
         Mood::Duel | Mood::Crowd | Mood::Lull => calm,

@@ -12,7 +12,7 @@ use kv_common::layout::{
 };
 use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Received, Rng};
-use kv_common::wire::{Op, Reply, Request};
+use kv_common::wire::{Reply, Request};
 use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
 
 use crate::tasks::{Task, pause};
@@ -157,6 +157,10 @@ pub(crate) struct ServerPlan {
     pub(crate) keep_one_in: u64,
     /// Once in so many a segment is emptied for no reason but chance.
     pub(crate) empty_one_in: u64,
+    /// Whether it evicts; and once in so many turns for no reason but chance, blocks of one of these sizes.
+    pub(crate) evicts: bool,
+    pub(crate) evict_one_in: u64,
+    pub(crate) evict_bytes: Vec<usize>,
 }
 
 /// A server: a table and the task that serves it.
@@ -189,6 +193,7 @@ impl Server {
             incarnation: rng.next_u64(),
             first_version: 1 + rng.below(1 << 40),
             clock_ns: server_clock_ns,
+            evicts: plan.evicts,
         };
         CLOCK.set(Some(fabric.clone()));
         let (words, mode, fabric) = (memory.region(plan.segments), Rc::clone(&memory.mode), fabric.clone());
@@ -255,6 +260,8 @@ impl Server {
             blocks_moved: sum(Counter::BlocksMoved),
             writes_waited: sum(Counter::WritesWaited),
             expired: sum(Counter::Expired),
+            evictions: sum(Counter::Evictions),
+            hits_reported: sum(Counter::HitsReported),
         })
     }
 }
@@ -273,6 +280,8 @@ pub(crate) struct Grown {
     pub(crate) writes_waited: u64,
     /// Keys that were removed because their time was over.
     pub(crate) expired: u64,
+    pub(crate) evictions: u64,
+    pub(crate) hits_reported: u64,
 }
 
 /// Splits index segments, for no reason but chance.
@@ -355,7 +364,7 @@ fn serve(
         if let Some((request, mut waiting)) = parked.next(fabric, rng) {
             let link = request.link;
             if let Ok(write) = Request::decode(&request.message)
-                && !matches!(write.op, Op::Ping | Op::Get)
+                && write.op.is_write()
             {
                 on_write(write.key);
             }
@@ -373,6 +382,9 @@ fn serve(
             worker.idle();
         }
         grower.turn(rng, on_write);
+        if rng.one_in(grower.plan.evict_one_in) {
+            worker.evict(rng.pick(&grower.plan.evict_bytes) as u64);
+        }
         if rng.one_in(grower.plan.empty_one_in) {
             keeper.empty_any(rng.below(1 << 20) as usize);
         }

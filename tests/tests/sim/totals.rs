@@ -57,6 +57,8 @@ impl Totals {
         sum.blocks_moved += grown.blocks_moved;
         sum.writes_waited += grown.writes_waited;
         sum.expired += grown.expired;
+        sum.evictions += grown.evictions;
+        sum.hits_reported += grown.hits_reported;
         self.unknown += other.unknown;
         self.refused += other.refused;
         self.expiring_writes += other.expiring_writes;
@@ -93,6 +95,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         clock_looks,
         asked_server,
         waited_for_own_write,
+        hits_reported,
         timeouts,
         reconnects,
     } = *of;
@@ -119,6 +122,7 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.clock_looks += clock_looks;
     into.asked_server += asked_server;
     into.waited_for_own_write += waited_for_own_write;
+    into.hits_reported += hits_reported;
     into.timeouts += timeouts;
     into.reconnects += reconnects;
 }

@@ -31,8 +31,22 @@ pub(crate) struct Report {
 
 /// Plays one seed. The error says what is wrong.
 pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
+    play_drawn(memory, seed, mutant, Plan::draw)
+}
+
+/// The same of a server that evicts.
+pub(crate) fn play_cache(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
+    play_drawn(memory, seed, mutant, Plan::draw_cache)
+}
+
+fn play_drawn(
+    memory: &Memory,
+    seed: u64,
+    mutant: Option<Mutant>,
+    draw: fn(&mut Rng) -> Plan,
+) -> Result<Report, String> {
     set_mutant(mutant);
-    let result = catch_unwind(AssertUnwindSafe(|| World::new(memory, seed).play()));
+    let result = catch_unwind(AssertUnwindSafe(|| World::new(memory, seed, draw).play()));
     set_mutant(None);
     set_store_hook(None);
     tasks::leave();
@@ -88,7 +102,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(memory: &'a Memory, seed: u64) -> World<'a> {
+    fn new(memory: &'a Memory, seed: u64, draw: fn(&mut Rng) -> Plan) -> World<'a> {
         let mut rng = Rng::new(seed);
         let Plan {
             weather,
@@ -103,16 +117,17 @@ impl<'a> World<'a> {
             players,
             keys,
             block_bytes,
-        } = Plan::draw(&mut rng);
+        } = draw(&mut rng);
         let region = memory.region(server_plan.segments);
         let region_words = region.len_words();
         let hashed = |key: &Key| (key.bytes.clone(), KeyHash::new(server_plan.hash_seed, &key.bytes));
         memory.set_keys(keys.iter().map(hashed).collect());
         let fabric = Fabric::new(region, rng.fork(), weather, pause);
+        let oracle = if server_plan.evicts { Oracle::of_cache(keys) } else { Oracle::new(keys) };
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
             region_words,
-            oracle: RefCell::new(Oracle::new(keys)),
+            oracle: RefCell::new(oracle),
             totals: RefCell::default(),
             life: Cell::new(0),
             is_up: Rc::default(),

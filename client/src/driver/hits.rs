@@ -1,0 +1,139 @@
+//! Hits that are reported to a server that evicts: it cannot see them, and would give up what is used most.
+//!
+//! One hit in [`HITS_PER_SAMPLE`] on average is noted, at random distances, so that no pattern of keys falls in step with it.
+//! What was noted goes as one message without a reply that anybody waits for, when a message is full or has been begun a
+//! while ago, and only if credit is left over. Otherwise it is dropped: some keys look less used than they are, no more.
+
+use kv_common::layout::Slot;
+use kv_common::limits::HITS_PER_REPORT_MAX;
+use kv_common::transport::{SendError, Transport};
+use kv_common::wire::{Op as WireOp, Request, Value};
+
+use super::Driver;
+use super::requests::InFlight;
+
+/// Of so many hits one is noted, on average.
+pub(super) const HITS_PER_SAMPLE: u64 = 16;
+/// A report is sent before it is full if it was begun so long ago ...
+const REPORT_AGE_NS: u64 = 1_000_000_000;
+/// ... which is looked at whenever so many more hits were noted.
+const SAMPLES_PER_LOOK: usize = 16;
+
+/// What will be reported.
+#[derive(Debug)]
+pub(super) struct Hits {
+    /// Hits until the next one that is noted; never to be reached if the server does not evict.
+    until_next: u64,
+    /// Places, as the message has them.
+    places: Vec<u8>,
+    begun_ns: u64,
+    /// State of a xorshift generator.
+    random: u64,
+}
+
+impl Hits {
+    /// For a server that evicts, or does not; `seed` differs from client to client.
+    pub(super) fn new(evicts: bool, seed: u64) -> Hits {
+        let random = (seed ^ 0x9e37_79b9_7f4a_7c15).max(1);
+        let mut hits = Hits { until_next: u64::MAX, places: Vec::new(), begun_ns: 0, random };
+        if evicts {
+            hits.until_next = hits.draw();
+        }
+        hits
+    }
+
+    /// True if this hit is to be noted.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.until_next -= 1;
+        self.until_next == 0
+    }
+
+    /// A distance from 1 to twice the mean less one.
+    fn draw(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        1 + self.random % (2 * HITS_PER_SAMPLE - 1)
+    }
+
+    fn len(&self) -> usize {
+        self.places.len() / 8
+    }
+}
+
+impl<T: Transport> Driver<T> {
+    /// Notes a hit whose turn it is; one of a GET that takes no part in turns lets replies to earlier reports be taken.
+    #[cold]
+    pub(super) fn note_hit(&mut self, slot: Slot, takes_turns: bool) {
+        self.hits.until_next = self.hits.draw();
+        if self.hits.places.is_empty() {
+            self.hits.begun_ns = self.transport.now_ns();
+        }
+        self.hits.places.extend_from_slice(&slot.place().0.to_le_bytes());
+        let is_full = self.hits.len() == HITS_PER_REPORT_MAX;
+        if is_full || (self.hits.len().is_multiple_of(SAMPLES_PER_LOOK) && self.is_report_old()) {
+            if !takes_turns {
+                self.take_events();
+            }
+            self.report_hits();
+        }
+    }
+
+    fn is_report_old(&self) -> bool {
+        self.transport.now_ns().saturating_sub(self.hits.begun_ns) >= REPORT_AGE_NS
+    }
+
+    /// Sends what was noted, or drops it. The last credit is left to operations.
+    fn report_hits(&mut self) {
+        let mut places = std::mem::take(&mut self.hits.places);
+        let is_idle = self.unsent.is_empty() && !self.in_flight.iter().any(InFlight::is_report);
+        if is_idle && self.broken.is_none() && self.in_flight.len() + 1 < self.requests_in_flight_max {
+            let request =
+                Request::new(self.next_seq, self.session, WireOp::Hits, b"", Value::Inline(&places));
+            match self.transport.send(&request.parts(&request.header())) {
+                Ok(()) => {
+                    self.in_flight.push_back(InFlight::report(self.next_seq));
+                    self.next_seq += 1;
+                    self.stats.hits_reported += (places.len() / 8) as u64;
+                    self.transport.flush();
+                }
+                Err(SendError::Full) => {}
+                Err(SendError::Broken(broken)) => self.fail_all(broken),
+            }
+        }
+        places.clear();
+        self.hits.places = places;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_hit_in_so_many_is_noted_at_changing_distances() {
+        for seed in 0..50 {
+            let mut hits = Hits::new(true, seed);
+            let mut distances = Vec::new();
+            for _ in 0..4000 {
+                let mut distance = 1;
+                while !hits.is_due() {
+                    distance += 1;
+                }
+                distances.push(distance);
+                hits.until_next = hits.draw();
+            }
+            let mean = distances.iter().sum::<u64>() as f64 / distances.len() as f64;
+            assert!((15.0..17.0).contains(&mean), "{mean} of seed {seed}");
+            assert!(distances.iter().all(|distance| (1..=31).contains(distance)));
+            assert!((1..=31).all(|distance| distances.contains(&distance)));
+        }
+    }
+
+    #[test]
+    fn a_server_that_does_not_evict_hears_nothing() {
+        let mut hits = Hits::new(false, 7);
+        assert!((0..1_000_000).all(|_| !hits.is_due()));
+    }
+}
