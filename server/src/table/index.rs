@@ -23,6 +23,8 @@ const SPLIT_MIN: u64 = SEGMENT_SLOTS * 58 / 100;
 /// ... and the last ones. Hashing fills all segments alike: with one threshold for all, all would be split at once, and
 /// the index would be half empty afterwards. Above 76 % the overflow lines of a segment run out.
 const SPLIT_MAX: u64 = SEGMENT_SLOTS * 74 / 100;
+/// Slots in use at which overflow lines run out, if hashing has its way.
+const FULL: u64 = SEGMENT_SLOTS * 76 / 100;
 /// Keys that may come while a split takes place, into all segments together: what two million inserts per second bring
 /// within 60 ms. The fewer segments there are, the more of them fall to the one that is being split, so it begins earlier.
 const KEYS_AHEAD: u64 = 1 << 17;
@@ -281,6 +283,13 @@ impl Index {
         let spread = segment.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let own = SPLIT_MIN + (((SPLIT_MAX - SPLIT_MIN) * spread) >> 32);
         own.min(self.early.load(Ordering::Relaxed))
+    }
+
+    /// True if a segment waits for its split, or for the end of it, and half of the slots that were left for the keys that
+    /// come meanwhile are in use.
+    pub(super) fn is_late(&self, segment: u64) -> bool {
+        let threshold = self.threshold(segment);
+        self.used(segment) >= threshold + FULL.saturating_sub(threshold) / 2 && self.is_wanted(segment)
     }
 
     /// Notes that a segment is to be split. False if that was noted before, or it can not be split now or ever.

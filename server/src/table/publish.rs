@@ -40,7 +40,7 @@ impl Worker {
         self.store_payload(place, payload);
     }
 
-    /// Publishes a new key whose block is a draft.
+    /// Publishes a new key whose block is a draft. True if its index segment is so full that it is to be split.
     pub(super) fn publish_insert(
         &self,
         at: At,
@@ -48,7 +48,7 @@ impl Worker {
         home: LineNumber,
         payload: &Payload,
         version: u64,
-    ) {
+    ) -> bool {
         self.store_check(at.slot.place(), payload, version);
         if mutant(Mutant::LiveBeforeSlot) {
             self.make_live(at.slot.place(), version);
@@ -58,6 +58,7 @@ impl Worker {
         if is_full {
             self.table.want_split(at.line.segment());
         }
+        is_full
     }
 
     /// Publishes a draft as the new block of a key whose block is at `old`; `twin` is the copy of its slot that a split

@@ -62,6 +62,8 @@ pub(super) struct Left {
     draft: Option<(Span, Place)>,
     /// Published once: free when no worker looks at it any more.
     retired: Option<Slot>,
+    /// The index segment of a new key, if it is full enough to be split.
+    full_segment: Option<u64>,
 }
 
 impl Worker {
@@ -187,7 +189,9 @@ impl Worker {
         let at = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
         let written = self.table.written(at);
         ack.before_stores(&written);
-        self.publish_insert(at, room, home, payload, written.version);
+        if self.publish_insert(at, room, home, payload, written.version) {
+            left.full_segment = Some(at.line.segment());
+        }
         self.table.note_new(at.slot);
         self.counters.add(Counter::Inserts, 1);
         self.counters.add(Counter::Keys, 1);
@@ -219,7 +223,7 @@ impl Worker {
         let place = self.write_draft(payload, left)?;
         let twin = self.table.twin(home, at);
         let new = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
-        *left = Left { draft: None, retired: Some(at.slot) };
+        *left = Left { retired: Some(at.slot), ..Left::default() };
         let written = self.table.written(new);
         ack.before_stores(&written);
         self.count_replaced(at, payload);
@@ -274,6 +278,9 @@ impl Worker {
         }
         if let Some(slot) = left.retired {
             self.retire(slot);
+        }
+        if let Some(segment) = left.full_segment {
+            self.table.help_if_late(segment);
         }
     }
 }
