@@ -34,7 +34,7 @@ fn fill(client: &mut Client, round: u64, len_bytes: usize) -> u64 {
 
 /// The store gives what was deleted to values of other sizes, while a client that knows old places goes on reading.
 pub(crate) fn deleted_values_make_room_for_other_sizes(start: Start) {
-    let server = start(Needs { memory: "24MiB", expected_keys: 1, workers: 2 });
+    let server = start(Needs { memory: "24MiB", expected_keys: 1, workers: 2, ..Needs::default() });
     let (mut client, mut reader) = (server.connect_for_setup(), server.connect());
     let mut acknowledged = 0;
     for (round, len_bytes) in [900, 7000, 2000].into_iter().enumerate() {

@@ -10,6 +10,8 @@ mod scenarios;
 mod basics;
 #[path = "../flow/batches.rs"]
 mod batches;
+#[path = "../flow/cache.rs"]
+mod cache;
 #[path = "../flow/conditions.rs"]
 mod conditions;
 #[path = "../flow/full.rs"]

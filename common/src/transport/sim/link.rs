@@ -344,7 +344,7 @@ impl Transport for SimTransport {
             );
             let quick_percent = if cx.is_still || !link.is_patient { 100 } else { cx.weather.quick_percent };
             let is_quick = rng.below(100) < quick_percent;
-            let mut read = Read::new(rng, &cx.weather, is_quick, token, at_word, buffer, cx.step);
+            let mut read = Read::new(rng, cx.weather, is_quick, token, at_word, buffer, cx.step);
             if rng.below(100) < cx.ambush_percent(link.is_patient) {
                 read.wait_for_stores(rng, cx.step);
             }
