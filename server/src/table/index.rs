@@ -276,7 +276,7 @@ impl Index {
     fn threshold(&self, segment: u64) -> u64 {
         // Multiples of the golden ratio: neighbours are far from each other, and all is covered evenly.
         let spread = segment.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let own = SPLIT_MIN + ((SPLIT_MAX - SPLIT_MIN) * spread >> 32);
+        let own = SPLIT_MIN + (((SPLIT_MAX - SPLIT_MIN) * spread) >> 32);
         own.min(self.early.load(Ordering::Relaxed))
     }
 
