@@ -102,7 +102,7 @@ impl Plan {
             stop_one_in: if mood == Mood::Lull { rng.pick(&[0, 20, 200]) } else { 0 },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
-            kill_one_in: if is_storm || mood == Mood::Lull { rng.pick(&[0, 0, 40_000]) } else { 0 },
+            kill_one_in: if is_storm || mood == Mood::Lull { rng.pick(&[0, 20_000, 40_000]) } else { 0 },
             players,
             keys,
             block_bytes: draw_classes(rng, mood),
