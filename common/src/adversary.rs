@@ -56,11 +56,15 @@ pub enum Mutant {
     ForgetTombstone,
     /// An overflow line is unlinked from the middle of a chain.
     UnlinkMiddleOverflow,
+    /// The reader believes a large block once its first page is that of the key.
+    CheckOnlyHead,
+    /// The pages of a large block but the first begin with what was there before.
+    SkipMarkers,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 17] = [
+    pub const ALL: [Mutant; 19] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -78,6 +82,8 @@ impl Mutant {
         Mutant::LiveBeforeSlot,
         Mutant::ForgetTombstone,
         Mutant::UnlinkMiddleOverflow,
+        Mutant::CheckOnlyHead,
+        Mutant::SkipMarkers,
     ];
 }
 

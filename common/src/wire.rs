@@ -21,7 +21,7 @@ use crate::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use refusal::{Malformed, Refusal};
 
 /// Version of the messages and of the hello; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -82,7 +82,9 @@ const HINT: u8 = 2;
 pub enum Op {
     /// An empty reply.
     Ping = 0,
-    /// The value, read by the server: the answer of last resort.
+    /// The value, read by the server: the answer of last resort. If the request has a value, it is 8 bytes: how many bytes of
+    /// the key's value the client has already. The answer has at most [`ANSWER_MAX_BYTES`](crate::limits::ANSWER_MAX_BYTES)
+    /// from there on.
     Get = 1,
     /// Insert or update.
     Put = 2,
@@ -92,22 +94,48 @@ pub enum Op {
     Add = 4,
     /// Put the value behind the one that is there; an absent key has an empty one.
     Append = 5,
+    /// Begin to put a value that lies in pages and comes in parts. The value of the request is 8 bytes: how many bytes it
+    /// will have. What was begun before in this session and not ended is given up.
+    PutBegin = 9,
+    /// The next part of that value.
+    PutPart = 10,
+    /// Put what has come, under the key with which it was begun.
+    PutEnd = 11,
 }
 
 impl Op {
-    const ALL: [Op; 6] = [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append];
+    const ALL: [Op; 9] = [
+        Op::Ping,
+        Op::Get,
+        Op::Put,
+        Op::Delete,
+        Op::Add,
+        Op::Append,
+        Op::PutBegin,
+        Op::PutPart,
+        Op::PutEnd,
+    ];
 
-    /// True if it changes its key.
+    fn decode(code: u8) -> Option<Op> {
+        Op::ALL.into_iter().find(|&op| op as u8 == code)
+    }
+
+    /// True if it changes its key, and may have a condition.
     pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get)
+        !matches!(self, Op::Ping | Op::Get | Op::PutBegin | Op::PutPart)
+    }
+
+    fn has_key(self) -> bool {
+        !matches!(self, Op::Ping | Op::PutPart)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
     fn takes_value_of(self, value_bytes: usize, is_staged: bool) -> bool {
         match self {
-            Op::Put | Op::Append => true,
-            Op::Add => value_bytes == size_of::<i64>() && !is_staged,
-            Op::Ping | Op::Get | Op::Delete => value_bytes == 0 && !is_staged,
+            Op::Put | Op::Append | Op::PutPart => true,
+            Op::Add | Op::PutBegin => value_bytes == size_of::<u64>() && !is_staged,
+            Op::Get => (value_bytes == 0 || value_bytes == size_of::<u64>()) && !is_staged,
+            Op::Ping | Op::Delete | Op::PutEnd => value_bytes == 0 && !is_staged,
         }
     }
 }
@@ -185,7 +213,7 @@ pub struct Request<'a> {
     pub op: Op,
     /// What must hold for a write to be done.
     pub condition: Condition,
-    /// The key; empty for [`Op::Ping`].
+    /// The key; empty for [`Op::Ping`] and [`Op::PutPart`].
     pub key: &'a [u8],
     /// The value; empty and inline for operations that have none.
     pub value: Value<'a>,
@@ -244,7 +272,7 @@ impl<'a> Request<'a> {
 
     fn decode_rest(header: &RequestHeader, rest: &'a [u8]) -> Result<Request<'a>, Refusal> {
         let malformed = |reason| Refusal::Malformed { reason };
-        let op = *Op::ALL.get(header.op as usize).ok_or(malformed(Malformed::UnknownOp))?;
+        let op = Op::decode(header.op).ok_or(malformed(Malformed::UnknownOp))?;
         let (key_bytes, value_bytes) = (header.key_bytes.get() as usize, header.value_bytes.get());
         let condition =
             Condition::decode((header.flags & CONDITION) >> CONDITION_SHIFT, header.operand.get());
@@ -260,8 +288,8 @@ impl<'a> Request<'a> {
         if rest.len() != key_bytes + inline_bytes {
             return Err(malformed(Malformed::Length));
         }
-        if (op == Op::Ping) != (key_bytes == 0) {
-            return Err(if op == Op::Ping { malformed(Malformed::Length) } else { Refusal::KeyEmpty });
+        if op.has_key() == (key_bytes == 0) {
+            return Err(if op.has_key() { Refusal::KeyEmpty } else { malformed(Malformed::Length) });
         }
         if key_bytes > KEY_MAX_BYTES {
             return Err(Refusal::KeyTooLong { found_bytes: key_bytes as u64 });

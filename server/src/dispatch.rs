@@ -14,7 +14,7 @@ type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
 
 impl Worker {
     /// Serves one request message of `session` and hands its replies to `sink`: one, or several in order for a value
-    /// larger than `limits::REPLY_CHUNK_BYTES`. `staging` is the memory that this client lends to the server.
+    /// larger than `limits::REPLY_CHUNK_BYTES`, of which an answer has at most `limits::ANSWER_MAX_BYTES`. `staging` is the memory that this client lends to the server.
     ///
     /// Any bytes may come: what is no request is refused, under sequence number 0 if it has none.
     pub fn handle(&mut self, session: u64, message: &[u8], staging: Option<&Words>, sink: Sink<'_>) {
@@ -44,7 +44,17 @@ impl Worker {
             Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
             Op::Get => {
                 self.count(Counter::GetsByServer);
-                reply_value(seq, self.get(request.key), ack.sink);
+                let from_bytes = operand(request).unwrap_or(0);
+                reply_value(seq, self.get(request.key, from_bytes), ack.sink);
+            }
+            Op::PutBegin => {
+                let value_bytes = operand(request).expect("the message was decoded");
+                self.begin_upload(request.session, request.key, value_bytes)?;
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
+            }
+            Op::PutPart => {
+                self.take_part(request, staging)?;
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
@@ -53,6 +63,18 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Takes a part of a large value. One that is not what was announced ends the upload.
+    fn take_part(&mut self, request: &Request<'_>, staging: Option<&Words>) -> Result<(), Refusal> {
+        let mut scratch = std::mem::take(&mut self.staged);
+        let taken = value_bytes(request.value, staging, &mut scratch)
+            .and_then(|part| self.upload_part(request.session, part));
+        self.staged = scratch;
+        if taken.is_err() {
+            self.abandon(request.session);
+        }
+        taken
     }
 
     fn write_request(
@@ -64,6 +86,10 @@ impl Worker {
         let Request { op, key, condition, .. } = *request;
         if op == Op::Delete {
             return Ok(self.delete(key, condition, ack));
+        }
+        if op == Op::PutEnd {
+            self.count(Counter::Puts);
+            return self.end_upload(request.session, key, condition, ack);
         }
         let mut scratch = std::mem::take(&mut self.staged);
         let outcome = value_bytes(request.value, staging, &mut scratch).and_then(|value| {
@@ -93,6 +119,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// The number that is the value of a request, if it has one.
+fn operand(request: &Request<'_>) -> Option<u64> {
+    let kv_common::wire::Value::Inline(bytes) = request.value else { return None };
+    bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
 /// The one reply to a write.
@@ -136,16 +168,16 @@ impl Ack<'_> {
     }
 }
 
-/// The value in as many messages as it takes; an empty one takes one too.
+/// A value, or a part of it, in as many messages as it takes; an empty one takes one too.
 fn reply_value(seq: u64, value: Option<Value<'_>>, sink: Sink<'_>) {
-    let Some(Value { version, bytes }) = value else {
+    let Some(Value { version, total_bytes, bytes }) = value else {
         return sink(&Reply::new(seq, Status::NotFound, 0));
     };
     let mut start = 0;
     loop {
         let end = bytes.len().min(start + REPLY_CHUNK_BYTES);
         sink(&Reply {
-            total_bytes: bytes.len() as u32,
+            total_bytes: total_bytes as u32,
             has_more: end < bytes.len(),
             chunk: &bytes[start..end],
             ..Reply::new(seq, Status::Done, version)

@@ -16,14 +16,14 @@ const WELCOME: Welcome = Welcome {
 /// The bytes as the picture at the top draws them.
 #[test]
 fn golden_hello_and_answers() {
-    assert_eq!(&Hello::ours(Wanted::Shm).encode(), b"KVHELLO\n\x04\0\0\0\0\0\0\0");
-    assert_eq!(&Hello::ours(Wanted::Tcp).encode(), b"KVHELLO\n\x04\0\0\0\x01\0\0\0");
-    assert_eq!(&Hello::ours(Wanted::Rdma).encode(), b"KVHELLO\n\x04\0\0\0\x02\0\0\0");
-    assert_eq!(&Hello::ours(Wanted::Offer).encode(), b"KVHELLO\n\x04\0\0\0\x03\0\0\0");
-    assert_eq!(&Hello::ours(Wanted::RdmaCm).encode(), b"KVHELLO\n\x04\0\0\0\x04\0\0\0");
+    assert_eq!(&Hello::ours(Wanted::Shm).encode(), b"KVHELLO\n\x05\0\0\0\0\0\0\0");
+    assert_eq!(&Hello::ours(Wanted::Tcp).encode(), b"KVHELLO\n\x05\0\0\0\x01\0\0\0");
+    assert_eq!(&Hello::ours(Wanted::Rdma).encode(), b"KVHELLO\n\x05\0\0\0\x02\0\0\0");
+    assert_eq!(&Hello::ours(Wanted::Offer).encode(), b"KVHELLO\n\x05\0\0\0\x03\0\0\0");
+    assert_eq!(&Hello::ours(Wanted::RdmaCm).encode(), b"KVHELLO\n\x05\0\0\0\x04\0\0\0");
     let refused = Answer::Refused(HelloRefusal::WrongVersion { server: 1, client: 2 }).encode();
-    assert_eq!(refused, b"KVANSWR\n\x04\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0");
-    let golden: &[u8] = b"KVANSWR\n\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+    assert_eq!(refused, b"KVANSWR\n\x05\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0");
+    let golden: &[u8] = b"KVANSWR\n\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
         \x07\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \0\0\0\x02\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x10\0\0\0\0\0\x40\0\0\0\x67\x12\0\0";
     assert_eq!(Answer::Welcome(WELCOME).encode(), golden);
@@ -35,7 +35,7 @@ fn golden_offer() {
     let boot_id = *b"0123456789abcdef";
     let socket = SocketFile { path: "/run/kv.sock".into(), boot_id, device: 0x19, inode: 0x0102_0304 };
     let offer = Answer::Offer(Offer { socket, has_rdma: true });
-    let golden: &[u8] = b"KVANSWR\n\x04\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+    let golden: &[u8] = b"KVANSWR\n\x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
         0123456789abcdef\x19\0\0\0\0\0\0\0\x04\x03\x02\x01\0\0\0\0\x01\0\0\0\x0c\0\0\0/run/kv.sock";
     assert_eq!(offer.encode(), golden);
     assert_eq!(Answer::decode(golden), Ok(offer));
@@ -62,7 +62,7 @@ fn what_is_no_hello_is_refused_with_the_reason() {
     assert_eq!(Hello::decode(b"GET / HTTP/1.1\r\nHost: x\r\n"), Err(HelloRefusal::Garbage));
     assert_eq!(Hello::decode(&[&hello[..], b"x"].concat()), Err(HelloRefusal::Garbage));
     let other = [&Hello { version: 9, wanted: Wanted::Shm }.encode()[..], b"more"].concat();
-    assert_eq!(Hello::decode(&other), Err(HelloRefusal::WrongVersion { server: 4, client: 9 }));
+    assert_eq!(Hello::decode(&other), Err(HelloRefusal::WrongVersion { server: 5, client: 9 }));
     let answer = Answer::Welcome(WELCOME).encode();
     for end in 0..ANSWER_BYTES {
         assert!(Answer::decode(&answer[..end]).is_err());

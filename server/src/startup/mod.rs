@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kv_common::hello::{Offer, SocketFile, Welcome};
 use kv_common::layout::{LINE_SLOTS, SEGMENT_BYTES, SEGMENT_LINES, superblock};
-use kv_common::limits::{KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
+use kv_common::limits::{KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX};
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::mapping::{CreateError, HUGEPAGE_BYTES, Pages, RegionMemory, create_region};
 use kv_common::transport::shm::owner::{OwnerError, OwnerKeeper};
@@ -132,6 +132,7 @@ fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, Star
     let table_config = TableConfig {
         workers: config.workers,
         expected_keys: config.expected_keys,
+        value_max_bytes: config.value_max_bytes,
         page_bytes: page_bytes(memory.pages),
         table_id,
         hash_seed,
@@ -256,7 +257,7 @@ fn log_block(
     );
     info!(socket = %config.socket.display(), workers = config.workers, clients_max, who = %who(&config.allow), "clients");
     log_tcp(listen_address);
-    info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = VALUE_MAX_BYTES, "limits");
+    info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = config.value_max_bytes, "limits");
     info!(milliseconds = took.as_millis() as u64, "started");
 }
 

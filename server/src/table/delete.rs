@@ -1,6 +1,6 @@
 //! Delete.
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, Slot};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, Slot, stored_bytes};
 use kv_common::wire::Condition;
 
 use super::Worker;
@@ -35,14 +35,14 @@ impl Worker {
             return Err(unmet);
         }
         let at = at.ok_or(Outcome::NotFound)?;
-        let data_bytes = self.table.lengths_of(at.slot.place()).block_bytes() - BLOCK_HEADER_BYTES;
+        let block_bytes = self.table.lengths_of(at.slot.place()).block_bytes();
         let written = self.table.written(At { slot: Slot::EMPTY, ..at });
         ack.before_stores(&written);
         self.publish_delete(at, home);
         self.counters.add(Counter::Deletes, 1);
         self.counters.sub(Counter::Keys, 1);
-        self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
-        self.counters.sub(Counter::DataBytes, data_bytes as u64);
+        self.counters.sub(Counter::BlockBytes, stored_bytes(block_bytes));
+        self.counters.sub(Counter::DataBytes, (block_bytes - BLOCK_HEADER_BYTES) as u64);
         Ok((written, at.slot))
     }
 }

@@ -8,15 +8,19 @@
 //! | `get` | GET by SEND: a look without locks, then one under the stripes |
 //! | `put` | insert and update, with and without a condition: what happens under the stripes |
 //! | `modify` | add and append, whose value is made of the one before |
+//! | `append` | append where that makes a large value |
+//! | `draft` | large blocks before they are published: taking a run, filling its pages |
+//! | `upload` | large values that come in parts |
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
-//! | `slab` | blocks by size class, cut from segments |
+//! | `slab` | blocks by size class, cut from segments, and runs of pages |
+//! | `pages`, `pool` | which pages of large segments are free, and which segments |
 //! | `overflow` | overflow lines, by index segment |
 //! | `stripes` | the writers' locks |
 //! | `versions` | versions under a ceiling |
 //! | `counters` | a worker's counter page |
-//! | `walk` | verifies everything that the region's words say, with no knowledge of the server |
+//! | `walk`, `runs` | verifies everything that the region's words say, with no knowledge of the server |
 //! | `check` | [`Table::check`]: the walk, compared with what the server keeps privately |
 //! | `findings` | what a check reports |
 //!
@@ -26,27 +30,34 @@
 //!    keeps it until it is deleted. The slot names the key's only live block.
 //! 2. A slot that is not empty names a whole block; no two slots name the same block.
 //! 3. An overflow line in use is in the chain of one home. Only the tail of a chain is unlinked, and only when empty.
-//! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut.
+//! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut. Every page of a large
+//!    segment is in one run that is in use, coming, or on its way back, or is free; and begins with words of the server's.
 //! 5. Versions of one key rise; no version is used twice in the table's life.
 //!
 //! # Locks
-//! Stripes first (in order), then at most one of: a class of the slab, then the pool of free segments; the overflow
+//! Stripes first (in order), then at most one of: a class or the pages of the slab, then the pool of free segments; the overflow
 //! lines of an index segment; the version ceiling. None of these is held while another thread is waited for.
 
+mod append;
 mod check;
 mod counters;
 mod delete;
+mod draft;
 mod findings;
 mod format;
 mod get;
 mod lookup;
 mod modify;
 mod overflow;
+mod pages;
+mod pool;
 mod publish;
 mod put;
+mod runs;
 mod slab;
 mod staged;
 mod stripes;
+mod upload;
 mod versions;
 pub mod walk;
 mod worker;

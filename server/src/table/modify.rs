@@ -1,21 +1,24 @@
 //! Add and append: writes whose value is made of the one that is there.
 //!
-//! The old value can change until the stripes are held, so all of the new one is made under them; an append to a large
-//! value therefore holds them for as long as it takes to copy and hash it. The stores, and so the moment of the write, are
-//! those of a put.
+//! The old value can change until the stripes are held, so all of the new one is made under them, unless it is a large one
+//! (see `append`). The stores, and so the moment of the write, are those of a put.
 
 use std::sync::Arc;
 
 use kv_common::counter::{self, CounterText};
-use kv_common::layout::{BLOCK_HEADER_BYTES, Place};
-use kv_common::limits::VALUE_MAX_BYTES;
+use kv_common::hash::KeyHash;
+use kv_common::layout::{BLOCK_HEADER_BYTES, LineNumber, Place};
 use kv_common::region::bytes_of;
 use kv_common::wire::{Condition, Refusal};
 
 use super::Worker;
+use super::lookup::At;
 use super::put::{Left, Outcome};
 use super::worker::grown;
 use crate::dispatch::Ack;
+
+/// Times that a large value is made without the stripes, before a key that is written all the time is held meanwhile.
+const LARGE_ATTEMPTS_MAX: u32 = 4;
 
 /// What becomes of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +38,25 @@ impl Worker {
         condition: Condition,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
-        self.with_blocks(|worker, left| worker.modify_once(key, change, condition, left, ack))
+        for attempt in 1.. {
+            let outcome =
+                self.with_blocks(|worker, left| worker.modify_once(key, change, condition, left, ack))?;
+            if let Some(outcome) = outcome {
+                return Ok(outcome);
+            }
+            let Change::Append(more) = change else { unreachable!("only an append makes a large value") };
+            let is_held = attempt > LARGE_ATTEMPTS_MAX;
+            let outcome = self.with_blocks(|worker, left| {
+                worker.append_large(key, more, condition, is_held, left, ack)
+            })?;
+            if let Some(outcome) = outcome {
+                return Ok(outcome);
+            }
+        }
+        unreachable!("with the key held it is done")
     }
 
+    /// None if it makes a large value.
     fn modify_once(
         &mut self,
         key: &[u8],
@@ -45,15 +64,35 @@ impl Worker {
         condition: Condition,
         left: &mut Left,
         ack: &mut Ack<'_>,
-    ) -> Result<Outcome, Refusal> {
+    ) -> Result<Option<Outcome>, Refusal> {
         let table = Arc::clone(&self.table);
         let hash = table.view.hash(key);
         let home = table.view.home(hash);
         let _held = table.stripes.lock(home);
         let at = table.find(key, hash, home);
         if let Some(unmet) = table.unmet(condition, at) {
-            return Ok(unmet);
+            return Ok(Some(unmet));
         }
+        if let Change::Append(more) = change
+            && table.becomes_large(at, key, more.len())
+        {
+            return Ok(None);
+        }
+        self.modify_held(at, hash, home, key, change, left, ack).map(Some)
+    }
+
+    /// Changes the value of the key whose slot is `at`, or that has none. Under the stripes.
+    #[allow(clippy::too_many_arguments, reason = "what was found under the stripes, and what is to be done")]
+    pub(super) fn modify_held(
+        &mut self,
+        at: Option<At>,
+        hash: KeyHash,
+        home: LineNumber,
+        key: &[u8],
+        change: Change<'_>,
+        left: &mut Left,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
         let mut value = std::mem::take(&mut self.changed);
         let made = self.make_value(at.map(|at| at.slot.place()), change, &mut value, ack);
         let payload = made.map(|()| self.encode_payload(key, &value));
@@ -77,8 +116,11 @@ impl Worker {
                 ack.has_made(value.len(), None);
             }
             Change::Add(delta) => {
+                let found_bytes = place.map_or(0, |place| self.table.lengths_of(place).value_bytes as u64);
+                if found_bytes as usize > CounterText::BYTES_MAX {
+                    return Err(Refusal::NotACounter { found_bytes });
+                }
                 self.copy_value(place, 0, value)?;
-                let found_bytes = value.len() as u64;
                 let old = if place.is_some() { counter::parse(value) } else { Some(0) };
                 let old = old.ok_or(Refusal::NotACounter { found_bytes })?;
                 let sum = old.checked_add(delta).ok_or(Refusal::CounterOverflow { value: old, delta })?;
@@ -100,11 +142,7 @@ impl Worker {
     ) -> Result<(), Refusal> {
         let Some(place) = place else { return Ok(()) };
         let lengths = self.table.lengths_of(place);
-        let sum_bytes = lengths.value_bytes as usize + more_bytes;
-        if sum_bytes > VALUE_MAX_BYTES {
-            let (found_bytes, limit_bytes) = (sum_bytes as u64, VALUE_MAX_BYTES as u64);
-            return Err(Refusal::ValueTooLarge { found_bytes, limit_bytes });
-        }
+        self.table.check_value_bytes(lengths.value_bytes as u64 + more_bytes as u64)?;
         let end = lengths.block_bytes();
         let words = grown(&mut self.block, end.div_ceil(8));
         self.table.region.copy_out(place.word(), words);

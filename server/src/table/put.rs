@@ -1,16 +1,18 @@
 //! Insert and update, with and without a condition.
 //!
 //! What depends on key and value alone (the payload and its hash) is made before the stripes are taken; blocks too large
-//! to be updated in place are even written to the region before, since nobody can reach them yet.
+//! to be updated in place are even written to the region before, since nobody can reach them yet. Those that lie in pages
+//! always are, see `draft`.
 
 use kv_common::block;
 use kv_common::hash::KeyHash;
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Span, is_large, stored_bytes};
 use kv_common::region::bytes_of;
 use kv_common::wire::{Condition, IndexHint, Refusal};
 
 use super::lookup::{At, Room};
 use super::worker::grown;
+use super::draft::Draft;
 use super::{Table, Worker};
 use crate::dispatch::Ack;
 
@@ -42,11 +44,15 @@ pub(crate) enum Outcome {
     Unmet(u64),
 }
 
-/// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version.
+/// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version; or that of
+/// a draft in pages.
 pub(super) struct Payload {
+    /// Words in private memory; none of a draft in pages.
     pub(super) words: usize,
     pub(super) hash: u64,
     pub(super) span: Span,
+    /// Bytes of the region that its block takes.
+    pub(super) stored_bytes: u64,
     /// Bytes of key and value.
     pub(super) data_bytes: u64,
 }
@@ -55,9 +61,9 @@ pub(super) struct Payload {
 #[derive(Default)]
 pub(super) struct Left {
     /// Written and never published: free at once.
-    draft: Option<(Span, Place)>,
+    pub(super) draft: Option<(Span, Place)>,
     /// Published once: free when no worker looks at it any more.
-    retired: Option<Slot>,
+    pub(super) retired: Option<Slot>,
 }
 
 impl Worker {
@@ -69,21 +75,30 @@ impl Worker {
         condition: Condition,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
+        self.table.check_value_bytes(value.len() as u64)?;
+        if is_large(BLOCK_HEADER_BYTES + key.len() + value.len()) {
+            return self.with_blocks(|worker, left| {
+                let mut draft = Draft::begin(&worker.table, key, value.len(), left)?;
+                draft.write(&worker.table.region, value);
+                worker.write(key, &draft.finish(&worker.table.region), condition, left, ack)
+            });
+        }
         let payload = self.encode_payload(key, value);
         self.with_blocks(|worker, left| worker.write(key, &payload, condition, left, ack))
     }
 
     /// Carries a write out that may need a block. It is tried again while blocks are on their way back.
-    pub(super) fn with_blocks(
+    pub(super) fn with_blocks<T>(
         &mut self,
-        mut write: impl FnMut(&mut Worker, &mut Left) -> Result<Outcome, Refusal>,
-    ) -> Result<Outcome, Refusal> {
+        mut write: impl FnMut(&mut Worker, &mut Left) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let mut attempts = 1;
         loop {
             let mut left = Left::default();
             let outcome = write(self, &mut left);
             self.clean_up(left);
-            if !matches!(outcome, Err(Refusal::RegionFull { .. })) || attempts >= BLOCK_ATTEMPTS_MAX {
+            let is_full = matches!(outcome, Err(Refusal::RegionFull { .. } | Refusal::NoRun { .. }));
+            if !is_full || attempts >= BLOCK_ATTEMPTS_MAX {
                 return outcome;
             }
             if self.table.slab.waiting() == 0 {
@@ -99,7 +114,7 @@ impl Worker {
         }
     }
 
-    fn write(
+    pub(super) fn write(
         &self,
         key: &[u8],
         payload: &Payload,
@@ -164,7 +179,7 @@ impl Worker {
         self.publish_insert(at, room, home, payload, written.version);
         self.counters.add(Counter::Inserts, 1);
         self.counters.add(Counter::Keys, 1);
-        self.counters.add(Counter::BlockBytes, payload.span.bytes());
+        self.counters.add(Counter::BlockBytes, payload.stored_bytes);
         self.counters.add(Counter::DataBytes, payload.data_bytes);
         Ok(written)
     }
@@ -217,23 +232,25 @@ impl Worker {
         let data_bytes = key.len() + value.len();
         let words = grown(&mut self.block, (8 + data_bytes).div_ceil(8));
         let payload_bytes = block::encode_payload(words, key, value);
+        let span = Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes);
         Payload {
             words: words.len(),
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
-            span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes),
+            span,
+            stored_bytes: span.bytes(),
             data_bytes: data_bytes as u64,
         }
     }
 
     fn count_replaced(&self, at: At, payload: &Payload) {
         let old = self.table.lengths_of(at.slot.place());
-        self.counters.add(Counter::BlockBytes, payload.span.bytes());
-        self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
+        self.counters.add(Counter::BlockBytes, payload.stored_bytes);
+        self.counters.sub(Counter::BlockBytes, stored_bytes(old.block_bytes()));
         self.counters.add(Counter::DataBytes, payload.data_bytes);
         self.counters.sub(Counter::DataBytes, (old.block_bytes() - BLOCK_HEADER_BYTES) as u64);
     }
 
-    fn clean_up(&self, left: Left) {
+    pub(super) fn clean_up(&self, left: Left) {
         if let Some((span, place)) = left.draft {
             self.table.slab.give_back(span, place);
         }
@@ -248,6 +265,15 @@ impl Table {
     pub(super) fn unmet(&self, condition: Condition, at: Option<At>) -> Option<Outcome> {
         let version = at.map(|at| self.version_of(at.slot.place()));
         (!condition.holds(version)).then(|| version.map_or(Outcome::NotFound, Outcome::Unmet))
+    }
+
+    /// Refuses values beyond what the server was told to take.
+    pub(super) fn check_value_bytes(&self, found_bytes: u64) -> Result<(), Refusal> {
+        let limit_bytes = self.view.value_max_bytes as u64;
+        if found_bytes > limit_bytes {
+            return Err(Refusal::ValueTooLarge { found_bytes, limit_bytes });
+        }
+        Ok(())
     }
 
     /// Draws the version of a write that leaves `at` behind.

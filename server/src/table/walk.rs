@@ -6,8 +6,8 @@ use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
     BLOCK_HEADER_BYTES, COUNTER_NAMES, Counter, HOME_LINES, HOMES, Header, LINE_SLOTS, Lengths, LineNumber,
-    Place, SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock,
-    superblock_segments,
+    Place, Run, SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, stored_bytes,
+    superblock, superblock_segments,
 };
 use kv_common::limits::{OVERFLOW_CHAIN_MAX, WORKERS_MAX};
 use kv_common::probe::{IdentityError, TableView};
@@ -39,6 +39,8 @@ pub struct Walk {
     pub findings: Vec<CheckFinding>,
     /// The slots in use, by place.
     pub slots: Vec<Slot>,
+    /// The runs of pages in use.
+    pub runs: Vec<Run>,
     /// The overflow lines in use.
     pub overflow_lines: Vec<LineNumber>,
     /// The segment table.
@@ -57,6 +59,7 @@ pub fn walk(region: &ReadWords) -> Result<Walk, IdentityError> {
             report: CheckReport::default(),
             findings: Vec::new(),
             slots: Vec::new(),
+            runs: Vec::new(),
             overflow_lines: Vec::new(),
             segments: Vec::new(),
         },
@@ -74,13 +77,20 @@ pub fn walk(region: &ReadWords) -> Result<Walk, IdentityError> {
     Ok(walker.walk)
 }
 
-struct Walker<'a> {
-    region: &'a ReadWords,
-    view: &'a TableView,
+pub(super) struct Walker<'a> {
+    pub(super) region: &'a ReadWords,
+    pub(super) view: &'a TableView,
     ceiling: u64,
     /// The block that was looked at last.
-    block: Vec<u64>,
-    walk: Walk,
+    pub(super) block: Vec<u64>,
+    pub(super) walk: Walk,
+}
+
+/// A block that was verified by itself.
+pub(super) struct Verified {
+    pub(super) hash: KeyHash,
+    pub(super) version: u64,
+    pub(super) block_bytes: usize,
 }
 
 /// A key that was seen in an index segment.
@@ -91,7 +101,7 @@ struct Seen {
 }
 
 impl Walker<'_> {
-    fn note(&mut self, finding: CheckFinding) {
+    pub(super) fn note(&mut self, finding: CheckFinding) {
         if self.walk.findings.len() < FINDINGS_MAX {
             self.walk.findings.push(finding);
         }
@@ -112,6 +122,7 @@ impl Walker<'_> {
                 SegmentKind::Superblock | SegmentKind::Directory => &mut report.fixed_segments,
                 SegmentKind::Index => &mut report.index_segments,
                 SegmentKind::Blocks => &mut report.block_segments,
+                SegmentKind::Large => &mut report.large_segments,
             } += 1;
         }
         let fixed = superblock_segments(segments);
@@ -228,13 +239,31 @@ impl Walker<'_> {
             }
             self.walk.slots.push(slot);
             self.walk.report.keys += 1;
-            self.walk.report.block_bytes += slot.span().bytes();
         }
         used
     }
 
     /// Verifies the block of a slot; returns its key's hash.
     fn block_of(&mut self, slot: Slot, is_home: impl Fn(LineNumber) -> bool) -> Result<KeyHash, SlotFault> {
+        let is_large = slot.span().is_large();
+        let verified = if is_large { self.large_block(slot)? } else { self.small_block(slot)? };
+        let Verified { hash, version, block_bytes } = verified;
+        self.walk.report.data_bytes += (block_bytes - BLOCK_HEADER_BYTES) as u64;
+        self.walk.report.block_bytes += stored_bytes(block_bytes);
+        if hash.fingerprint() != slot.fingerprint() {
+            return Err(SlotFault::Fingerprint { found: hash.fingerprint() });
+        }
+        let home = self.view.home(hash);
+        if !is_home(home) {
+            return Err(SlotFault::Home { home });
+        }
+        if version >= self.ceiling {
+            return Err(SlotFault::Ceiling { version });
+        }
+        Ok(hash)
+    }
+
+    fn small_block(&mut self, slot: Slot) -> Result<Verified, SlotFault> {
         let (span, place) = (slot.span(), slot.place());
         let words = self.view.block_words(slot).ok_or(SlotFault::NoBlock)?;
         let class = SegmentEntry { kind: SegmentKind::Blocks, class: span.0 };
@@ -254,22 +283,10 @@ impl Walker<'_> {
             Verdict::OtherKey | Verdict::Torn => return Err(SlotFault::Damaged),
         };
         let block_bytes = Lengths::decode(self.block[2]).block_bytes();
-        self.walk.report.data_bytes += (block_bytes - BLOCK_HEADER_BYTES) as u64;
         if Span::of_bytes(block_bytes) != span {
             return Err(SlotFault::Span { block_bytes });
         }
-        let hash = self.view.hash(key);
-        if hash.fingerprint() != slot.fingerprint() {
-            return Err(SlotFault::Fingerprint { found: hash.fingerprint() });
-        }
-        let home = self.view.home(hash);
-        if !is_home(home) {
-            return Err(SlotFault::Home { home });
-        }
-        if version >= self.ceiling {
-            return Err(SlotFault::Ceiling { version });
-        }
-        Ok(hash)
+        Ok(Verified { hash: self.view.hash(key), version, block_bytes })
     }
 
     /// Two slots of a key would have the same hash, and so lie in the same segment.
@@ -299,6 +316,7 @@ impl Walker<'_> {
         for place in twice {
             self.note(CheckFinding::BlockTwice { place });
         }
+        self.no_page_twice();
     }
 
     fn counters(&mut self) {

@@ -1,5 +1,6 @@
 //! What one worker thread owns, and how blocks come back.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +9,7 @@ use kv_common::layout::{Counter, Slot};
 
 use super::Table;
 use super::counters::Counters;
+use super::upload::Upload;
 
 /// Rounds of giving blocks back. Each takes several bags of retired blocks, so this many empty any backlog that a few
 /// workers can build up between two sleeps.
@@ -27,6 +29,8 @@ pub struct Worker {
     pub(crate) staged: Vec<u64>,
     /// Private memory for a value that is made of the one before.
     pub(super) changed: Vec<u8>,
+    /// Large values that are coming, by session.
+    pub(super) uploads: HashMap<u64, Upload>,
     index: usize,
 }
 
@@ -45,6 +49,7 @@ impl Worker {
             block: Vec::new(),
             staged: Vec::new(),
             changed: Vec::new(),
+            uploads: HashMap::new(),
             index,
         }
     }
@@ -79,8 +84,9 @@ impl Worker {
         let slab = Arc::clone(&self.table.slab);
         let pinned = self.epoch.pin();
         pinned.defer(move || slab.give_back_waiting(slot));
-        if self.table.slab.is_scarce() {
-            // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full.
+        if self.table.slab.is_scarce() || slot.span().is_large() {
+            // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full. A bag of large
+            // ones could be most of the region.
             pinned.flush();
         }
     }
@@ -88,6 +94,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        self.abandon_all();
         self.reclaim();
         self.table.workers_taken.fetch_and(!(1 << self.index), Ordering::Release);
     }

@@ -1,0 +1,111 @@
+//! Large values that come in parts: begun, filled part by part, and put at the end.
+//!
+//! Each session has at most one. Its run is the session's until it is published or given up: when another one is begun, a part
+//! or the end is refused, or the session ends.
+
+use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, is_large};
+use kv_common::wire::{Condition, Malformed, Refusal};
+
+use super::Worker;
+use super::draft::Draft;
+use super::put::{Left, Outcome};
+use crate::dispatch::Ack;
+
+/// A value that is coming.
+pub(super) struct Upload {
+    key: Vec<u8>,
+    draft: Draft,
+}
+
+impl Worker {
+    /// Begins to put a value of `value_bytes` under `key`.
+    pub(crate) fn begin_upload(&mut self, session: u64, key: &[u8], value_bytes: u64) -> Result<(), Refusal> {
+        self.abandon(session);
+        self.table.check_value_bytes(value_bytes)?;
+        let value_bytes = value_bytes as usize;
+        if !is_large(BLOCK_HEADER_BYTES + key.len() + value_bytes) {
+            // It would be put whole; a client that does this knows another limit.
+            return Err(Refusal::Malformed { reason: Malformed::Length });
+        }
+        let draft = self.with_blocks(|worker, left| {
+            let draft = Draft::begin(&worker.table, key, value_bytes, left)?;
+            // Kept for the upload.
+            left.draft = None;
+            Ok(draft)
+        })?;
+        self.table.slab.note_draft(1);
+        self.uploads.insert(session, Upload { key: key.to_vec(), draft });
+        self.count(Counter::Uploads);
+        Ok(())
+    }
+
+    /// Takes the next part.
+    pub(crate) fn upload_part(&mut self, session: u64, part: &[u8]) -> Result<(), Refusal> {
+        let upload = self.uploads.get_mut(&session).ok_or(Refusal::NoUpload)?;
+        let (announced, missing) = upload.draft.value_bytes();
+        if part.len() > missing {
+            self.abandon(session);
+            let found_bytes = (announced - missing + part.len()) as u64;
+            return Err(Refusal::UploadLength { announced_bytes: announced as u64, found_bytes });
+        }
+        upload.draft.write(&self.table.region, part);
+        Ok(())
+    }
+
+    /// Puts the value that has come, if the condition holds.
+    pub(crate) fn end_upload(
+        &mut self,
+        session: u64,
+        key: &[u8],
+        condition: Condition,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let upload = self.uploads.get(&session).ok_or(Refusal::NoUpload)?;
+        let (announced, missing) = upload.draft.value_bytes();
+        let fault = if upload.key != key {
+            Some(Refusal::UploadKey)
+        } else if missing > 0 {
+            let (announced_bytes, found_bytes) = (announced as u64, (announced - missing) as u64);
+            Some(Refusal::UploadLength { announced_bytes, found_bytes })
+        } else {
+            None
+        };
+        if let Some(refusal) = fault {
+            self.abandon(session);
+            return Err(refusal);
+        }
+        let Upload { key, draft } = self.uploads.remove(&session).expect("just seen");
+        self.table.slab.note_draft(-1);
+        let mut left = Left { draft: Some(draft.block()), retired: None };
+        let payload = draft.finish(&self.table.region);
+        let outcome = self.write(&key, &payload, condition, &mut left, ack);
+        self.clean_up(left);
+        outcome
+    }
+
+    /// Gives up what a session has begun and not ended.
+    pub(crate) fn abandon(&mut self, session: u64) {
+        if let Some(upload) = self.uploads.remove(&session) {
+            self.give_up(upload);
+        }
+    }
+
+    /// The same of all sessions.
+    pub(super) fn abandon_all(&mut self) {
+        for (_, upload) in std::mem::take(&mut self.uploads) {
+            self.give_up(upload);
+        }
+    }
+
+    fn give_up(&self, upload: Upload) {
+        let (span, place) = upload.draft.block();
+        self.table.slab.give_back(span, place);
+        self.table.slab.note_draft(-1);
+        self.counters.add(Counter::UploadsAbandoned, 1);
+    }
+
+    /// Tells that a session is over.
+    pub fn end_session(&mut self, session: u64) {
+        self.abandon(session);
+    }
+}
