@@ -1,6 +1,5 @@
 //! Writes: each is a request to the server.
 
-use crate::driver::check_value;
 use crate::op::{
     Appended, Change, Condition, Conditional, Count, Outcome, PutOptions, Ticket, Version, Write,
 };
@@ -100,7 +99,9 @@ impl Client {
     /// An append whose outcome is unknown must not simply be repeated: it may have happened.
     ///
     /// # Errors
-    /// As [`Client::put`]; [`Error::Refused`] also if the whole value would be larger than values may be.
+    /// As [`Client::put`]; [`Error::Refused`] also if the whole value would be larger than values may be;
+    /// [`Error::ValueTooLarge`] if `bytes` has more than the server takes at once, which is 1,114,112 unless values may only be
+    /// smaller: append more in several calls.
     pub fn append(&mut self, key: &[u8], bytes: &[u8]) -> Result<Appended, Error> {
         self.append_if(key, bytes, Condition::Always).map(always_done)
     }
@@ -196,8 +197,9 @@ impl Client {
         write: impl FnOnce(Vec<u8>) -> Write,
     ) -> Result<Ticket, Error> {
         self.check(key)?;
-        check_value(value)?;
-        self.live()?.submit_write(key, write(value.to_vec()))
+        let driver = self.live()?;
+        driver.check_value_bytes(value.len())?;
+        driver.submit_write(key, write(value.to_vec()))
     }
 
     fn wait_conditional(&mut self, ticket: Ticket) -> Result<Conditional<Version>, Error> {

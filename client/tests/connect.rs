@@ -18,6 +18,7 @@ use kv_common::transport::shm::mapping::{
 };
 use kv_common::transport::shm::owner::OwnerKeeper;
 use kv_common::wire::{Reply, Status};
+use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_server::table::{Table, TableConfig};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,6 +76,7 @@ impl Backing {
         let config = TableConfig {
             workers: 1,
             expected_keys: None,
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
             page_bytes: 4096,
             table_id: 5,
             hash_seed: 6,

@@ -97,7 +97,7 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
             counter("overflow_lines")
         ),
     );
-    let block_segments_bytes = stat.segments.blocks * SEGMENT_BYTES;
+    let block_segments_bytes = (stat.segments.blocks + stat.segments.large) * SEGMENT_BYTES;
     let used_bytes = counter("block_bytes");
     let used = share(used_bytes, block_segments_bytes);
     line("blocks", format!("{} in use, {used:.1} % of {}", bytes(used_bytes), bytes(block_segments_bytes)));
@@ -157,6 +157,7 @@ fn cell(entries: &[SegmentEntry]) -> char {
         SegmentKind::Superblock | SegmentKind::Directory => 'S',
         SegmentKind::Index => 'I',
         SegmentKind::Blocks => 'B',
+        SegmentKind::Large => 'L',
         SegmentKind::Free => '.',
     });
     let mut counts = BTreeMap::new();

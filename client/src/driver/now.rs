@@ -20,6 +20,8 @@ const PREFETCH_WORDS_MAX: usize = 256;
 pub(crate) enum GetNow {
     /// The value is at this place in the words of the last READ: those of the landing, or the scratch.
     Found { version: Version, value: Range<usize> },
+    /// The same of a large one, put together.
+    FoundLarge { version: Version, bytes: Vec<u8> },
     /// Proved absent.
     Absent,
     /// Reading does not settle it: ask the server.
@@ -164,6 +166,18 @@ impl<T: Transport> Driver<T> {
                     self.count_get(Some(true));
                     return Ok(GetNow::Found { version, value });
                 }
+                Action::Fetch => {
+                    let Some(epoch_now) = self.fetch_now(&mut get)? else { return Ok(GetNow::Submit) };
+                    action = self.step(&mut get, None, epoch_now, landing);
+                }
+                Action::FoundLarge { version, bytes } => {
+                    self.count_get(Some(true));
+                    return Ok(GetNow::FoundLarge { version, bytes });
+                }
+                Action::NoMemory { bytes } => {
+                    self.count_get(None);
+                    return Err(Error::NoMemory { bytes });
+                }
                 Action::Absent => {
                     self.count_get(Some(false));
                     return Ok(GetNow::Absent);
@@ -173,6 +187,20 @@ impl<T: Transport> Driver<T> {
                 Action::RefreshDirectory => return Ok(GetNow::Submit),
             }
         }
+    }
+
+    /// Reads the pages of a large block, and then the place epoch.
+    fn fetch_now(&mut self, get: &mut Get) -> Result<Option<u64>, Error> {
+        let mut epoch = None;
+        while let Some(piece) = get.fetch().next_read() {
+            self.count_piece(piece);
+            epoch = self.land(piece.at_word, piece.len_words, &mut InScratch)?;
+            if epoch.is_none() {
+                break;
+            }
+            get.fetch().feed(&self.scratch[..piece.len_words]);
+        }
+        Ok(epoch)
     }
 
     /// Reads words into the landing and then the place epoch; `None` if this transport's READs take time.

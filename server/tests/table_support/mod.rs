@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
-use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::limits::{OVERFLOW_CHAIN_MAX, VALUE_MAX_DEFAULT_BYTES};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, Words, bytes_of};
 use kv_common::wire::{Condition, IndexHint, Op, Refusal, Reply, Request, Status, Value};
@@ -18,6 +18,7 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
     TableConfig {
         workers,
         expected_keys,
+        value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
         page_bytes: 4096,
         table_id: 0x7ab1e,
         hash_seed: 0x5eed,

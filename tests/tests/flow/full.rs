@@ -60,7 +60,7 @@ const SURELY_STORED: u64 = 160_000;
 
 pub(crate) fn a_full_index_is_named_and_loses_nothing(start: Start) {
     // One index segment; at most its slots and those of its overflow lines can be used.
-    let server = start(Needs { memory: "24MiB", expected_keys: 1, workers: 1 });
+    let server = start(Needs { memory: "24MiB", expected_keys: 1, ..Needs::default() });
     let (mut setup, mut client) = (server.connect_for_setup(), server.connect());
     let (mut acknowledged, mut refused, mut submitted) = (Vec::new(), Vec::new(), 0);
     while refused.is_empty() {

@@ -13,6 +13,7 @@ mod basics;
 mod batches;
 mod conditions;
 mod full;
+mod large;
 mod reads;
 mod registered;
 mod shared;

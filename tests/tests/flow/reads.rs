@@ -45,7 +45,7 @@ fn get_all(client: &mut Client, step: usize) -> Stats {
 }
 
 pub(crate) fn warm_gets_take_one_read_and_cold_ones_two(start: Start) {
-    let server = start(Needs { memory: "24MiB", expected_keys: KEYS, workers: 1 });
+    let server = start(Needs { memory: "24MiB", expected_keys: KEYS, ..Needs::default() });
     load(&server);
     let mut warm = server.connect();
     assert_eq!(warm.server_stat().unwrap().segments.index, 1);

@@ -18,13 +18,14 @@ use super::{procfs, programs, try_wait_for, wait_for};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     pub(crate) memory: &'static str,
+    pub(crate) max_value: &'static str,
     pub(crate) expected_keys: u64,
     pub(crate) workers: usize,
 }
 
 impl Default for Needs {
     fn default() -> Needs {
-        Needs { memory: "32MiB", expected_keys: 100_000, workers: 1 }
+        Needs { memory: "32MiB", max_value: "64MiB", expected_keys: 100_000, workers: 1 }
     }
 }
 
@@ -117,6 +118,7 @@ pub(crate) fn tcp_in_process(needs: Needs) -> Live {
 fn in_process(needs: Needs, site: Site) -> Live {
     let running = kv_server::start(Config {
         memory_bytes: parse_size(needs.memory).unwrap(),
+        value_max_bytes: parse_size(needs.max_value).unwrap() as usize,
         socket: site.socket(),
         listen: Some(site.listen.clone()),
         workers: needs.workers,
@@ -228,7 +230,7 @@ impl Site {
         }
         let (keys, workers) = (needs.expected_keys.to_string(), needs.workers.to_string());
         command.args(["--memory", needs.memory, "--hugepages", "off", "--expected-keys", &keys]);
-        command.args(["--listen", &self.listen.to_string()]);
+        command.args(["--max-value", needs.max_value, "--listen", &self.listen.to_string()]);
         command.args(["--workers", &workers, "--socket"]).arg(self.socket()).args(more);
         Server::start(command, self.dir.path().join("log"))
     }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kv_common::adversary::set_store_hook;
+use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::region::Words;
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_common::wire::{Op, Request};
@@ -108,6 +109,7 @@ impl Server {
         let config = TableConfig {
             workers: 1,
             expected_keys: Some(1000),
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
             page_bytes: PAGE_BYTES as u64,
             table_id: rng.next_u64(),
             hash_seed: plan.hash_seed,

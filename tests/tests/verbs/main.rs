@@ -14,6 +14,8 @@ mod batches;
 mod conditions;
 #[path = "../flow/full.rs"]
 mod full;
+#[path = "../flow/large.rs"]
+mod large;
 #[path = "../flow/reads.rs"]
 mod reads;
 #[path = "../flow/registered.rs"]
