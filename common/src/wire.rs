@@ -125,7 +125,8 @@ impl Op {
         !matches!(self, Op::Ping | Op::Get | Op::PutBegin | Op::PutPart)
     }
 
-    fn has_key(self) -> bool {
+    /// True if it names a key.
+    pub fn has_key(self) -> bool {
         !matches!(self, Op::Ping | Op::PutPart)
     }
 

@@ -4,10 +4,10 @@ mod table_support;
 
 use std::collections::HashMap;
 
-use kv_common::limits::{KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use kv_common::limits::KEY_MAX_BYTES;
 use kv_common::wire::{Condition, Op, Refusal, Status};
 use proptest::prelude::*;
-use table_support::{Answer, Client, table};
+use table_support::{Answer, Client, VALUE_MAX_BYTES, table};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -121,6 +121,15 @@ fn expected_of(change: &Change, old: Option<&[u8]>) -> Result<Option<Vec<u8>>, R
     }
 }
 
+/// Refused for want of room, and rightly: no segment is free, or no run is long enough.
+fn is_full(refusal: Refusal) -> bool {
+    match refusal {
+        Refusal::RegionFull { free_segments, .. } => free_segments == 0,
+        Refusal::NoRun { run_bytes, largest_bytes } => run_bytes > largest_bytes,
+        _ => false,
+    }
+}
+
 fn send(client: &mut Client, key: &[u8], change: &Change, condition: Condition) -> Answer {
     match *change {
         Change::Put(bytes, fill) => client.write(Op::Put, condition, key, &value(bytes, fill)),
@@ -142,7 +151,7 @@ fn play(segments: usize, steps: &[Step]) -> usize {
                 let value = value(value_bytes, fill);
                 let answer = client.put(&key_bytes(key), &value);
                 if let Some(refusal) = answer.refusal() {
-                    assert!(matches!(refusal, Refusal::RegionFull { free_segments: 0, .. }), "{refusal}");
+                    assert!(is_full(refusal), "{refusal}");
                     refused += 1;
                     continue;
                 }
@@ -164,7 +173,7 @@ fn play(segments: usize, steps: &[Step]) -> usize {
                 let expected = expected_of(change, old);
                 let answer = send(&mut client, &key_bytes(key), change, condition);
                 match (answer.refusal(), expected) {
-                    (Some(Refusal::RegionFull { free_segments: 0, .. }), _) => refused += 1,
+                    (Some(refusal), _) if is_full(refusal) => refused += 1,
                     _ if !is_met => {
                         let (status, version) = match current {
                             Some(version) => (Status::Unmet, version),
@@ -216,7 +225,7 @@ fn play(segments: usize, steps: &[Step]) -> usize {
     table.check().expect("the table is sound");
     client.worker.idle();
     let report = table.check().expect("the table is sound");
-    assert_eq!(report.keys, model.len() as u64);
+    assert_eq!((report.keys, report.waiting_blocks), (model.len() as u64, 0));
     let data_bytes = |(&key, (_, value)): (&u8, &(u64, Vec<u8>))| key_bytes(key).len() + value.len();
     assert_eq!(report.data_bytes, model.iter().map(data_bytes).sum::<usize>() as u64);
     refused

@@ -1,12 +1,14 @@
 //! What a seed determines before it begins: how bad the network is, what befalls the server, who does what to which
 //! keys.
 //!
-//! Three moods, because what brings some dangers about keeps others away:
+//! Several moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
 //! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
 //!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
 //! * a *crowd* has many keys of one home that come and go like a queue, a fast writer and many readers whose READs are
-//!   late.
+//!   late;
+//! * in a *haul* some of the values lie in pages: a duel of few operations, since each takes very many stores. Such seeds are
+//!   those from [`HAULS`] on.
 
 use std::time::Duration;
 
@@ -16,6 +18,9 @@ use kv_tests::oracle::Key;
 use crate::keys;
 use crate::player::{PlayerPlan, Role};
 use crate::server::ServerPlan;
+
+/// The first seed of a haul.
+pub(crate) const HAULS: u64 = 1 << 32;
 
 /// Everything about one seed.
 pub(crate) struct Plan {
@@ -32,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) keys: Vec<Key>,
     /// Bytes of the blocks in use.
     pub(crate) block_bytes: Vec<usize>,
+    /// Words that a client lends for values too large for a message.
+    pub(crate) staging_words: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,12 +46,15 @@ enum Mood {
     Storm,
     Duel,
     Crowd,
+    Haul,
 }
 
 impl Plan {
-    /// Draws the plan.
-    pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood = rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd]);
+    /// Draws the plan of a seed.
+    pub(crate) fn draw(rng: &mut Rng, seed: u64) -> Plan {
+        let is_haul = seed >= HAULS;
+        let moods = if is_haul { [Mood::Haul; 4] } else { [Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd] };
+        let mood = rng.pick(&moods);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
         Plan {
@@ -57,13 +67,19 @@ impl Plan {
                 Mood::Storm => rng.pick(&[0, 4, 20, 100]),
                 Mood::Duel => rng.pick(&[4, 10]),
                 Mood::Crowd => 0,
+                Mood::Haul => rng.pick(&[0, 400, 4000]),
             },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
-            break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
+            break_one_in: match mood {
+                Mood::Storm => rng.pick(&[0, 5000, 50_000]),
+                Mood::Haul => rng.pick(&[0, 200_000]),
+                Mood::Duel | Mood::Crowd => 0,
+            },
             kill_one_in: if is_storm { rng.pick(&[0, 0, 40_000]) } else { 0 },
             players,
             keys,
             block_bytes: draw_classes(rng, mood),
+            staging_words: if is_haul { rng.pick(&[4096, 20_000, 140_000]) } else { 4096 },
         }
     }
 }
@@ -81,6 +97,15 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
     };
     match mood {
         Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
+        Mood::Haul => Weather {
+            switch_one_in: rng.pick(&[4, 16]),
+            quick_percent: rng.pick(&[20, 80]),
+            ambush_percent: rng.pick(&[20, 50]),
+            read_late_steps_max: rng.pick(&[400, 20_000]),
+            late_steps_max: rng.pick(&[0, 50]),
+            burst_one_in: rng.pick(&[0, 10]),
+            ..calm
+        },
         Mood::Crowd => Weather {
             switch_one_in: 4,
             quick_percent: 10,
@@ -107,12 +132,12 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let clients = rng.below(2) as usize
         + match mood {
             Mood::Storm => 3,
-            Mood::Duel => 4,
+            Mood::Duel | Mood::Haul => 4,
             Mood::Crowd => 8,
         };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
-        Mood::Duel => rng.pick(&[1, 2, 3]),
+        Mood::Duel | Mood::Haul => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
     };
     let (hash_seed, names) = keys::draw(rng, count);
@@ -128,6 +153,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let operations = match mood {
         Mood::Storm => 200 + rng.below(400),
         Mood::Duel => 600,
+        Mood::Haul => 40,
         Mood::Crowd => 8000,
     };
     let common = Common {
@@ -135,12 +161,12 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         first_cache: rng.below(4) as usize,
         turn_one_in: match mood {
             Mood::Storm => rng.pick(&[40, 200, 400]),
-            Mood::Duel => 4,
+            Mood::Duel | Mood::Haul => 4,
             Mood::Crowd => 0,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
-            Mood::Duel => 10,
+            Mood::Duel | Mood::Haul => 10,
             Mood::Crowd => 0,
         },
     };
@@ -198,21 +224,22 @@ fn draw_player(
         pipelined_percent: match mood {
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
+            Mood::Haul => rng.pick(&[0, 50]),
             Mood::Crowd => 90,
         },
         // Whoever only reads goes on while the server stands between two stores. The first client writes.
         gets_percent: match (mood, client) {
             (Mood::Storm, 0) => 50,
             (Mood::Storm, _) => rng.pick(&[30, 60, 100]),
-            (Mood::Duel, 0) => 10,
-            (Mood::Duel, 1) => rng.pick(&[60, 100]),
-            (Mood::Duel, _) => 100,
+            (Mood::Duel | Mood::Haul, 0) => 10,
+            (Mood::Duel | Mood::Haul, 1) => rng.pick(&[60, 100]),
+            (Mood::Duel | Mood::Haul, _) => 100,
             (Mood::Crowd, 0) => 0,
             (Mood::Crowd, _) => 100,
         },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
-            Mood::Duel => 90,
+            Mood::Duel | Mood::Haul => 90,
             Mood::Crowd => 0,
         },
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
@@ -220,13 +247,14 @@ fn draw_player(
         turn_one_in: common.turn_one_in,
         // Those that write do not rest, where much is to be written.
         sleep_one_in: match (mood, client) {
-            (Mood::Duel, 0 | 1) | (Mood::Crowd, 0) => 0,
+            (Mood::Duel | Mood::Haul, 0 | 1) | (Mood::Crowd, 0) => 0,
             (Mood::Duel, _) => rng.pick(&[1, 2, 10]),
+            (Mood::Haul, _) => rng.pick(&[10, 40]),
             _ => common.sleep_one_in,
         },
         sleep_steps_max: match mood {
             Mood::Storm => rng.pick(&[100, 1000, 10_000]),
-            Mood::Duel => rng.pick(&[5000, 50_000]),
+            Mood::Duel | Mood::Haul => rng.pick(&[5000, 50_000]),
             Mood::Crowd => 0,
         },
     }
@@ -240,6 +268,8 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         Mood::Storm => (0..1 + rng.below(9)).map(|_| size(rng)).collect(),
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
+        // Runs of the same length and of others, so that places are again inside of what comes there later.
+        Mood::Haul => rng.pick(&[&[390_000, 330_000][..], &[340_000, 500_000, 96], &[330_000, 390_000, 410_000]]).to_vec(),
         Mood::Crowd => vec![64],
     }
 }

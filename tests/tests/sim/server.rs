@@ -161,10 +161,14 @@ fn serve(
     on_write: &dyn Fn(&[u8]),
 ) {
     loop {
+        for session in fabric.take_ended() {
+            worker.end_session(session);
+        }
         if let Some(request) = fabric.receive() {
             let link = request.link;
             if let Ok(write) = Request::decode(&request.message)
-                && !matches!(write.op, Op::Ping | Op::Get)
+                && write.op.has_key()
+                && write.op != Op::Get
             {
                 on_write(write.key);
             }

@@ -94,7 +94,8 @@ impl<'a> World<'a> {
             players,
             keys,
             block_bytes,
-        } = Plan::draw(&mut rng);
+            staging_words,
+        } = Plan::draw(&mut rng, seed);
         let fabric = Fabric::new(memory.words.clone(), rng.fork(), weather, pause);
         let shared = Rc::new(Shared {
             fabric: fabric.clone(),
@@ -110,6 +111,7 @@ impl<'a> World<'a> {
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
+            staging_words,
         });
         memory.hook(&fabric);
         let on_write = on_write(&shared);
