@@ -102,7 +102,7 @@ def locate(read):
 def check(read):
     at = locate(read)
     magic, version = read(0, 8), u64(read(8, 8), 0)
-    assert (magic, version) == (b"KVONESID", 1), (magic, version)
+    assert (magic, version) == (b"KVONESID", 2), (magic, version)
     header = u64(read(at["line"], 8), 0)
     assert header & 0x3F == at["depth"] and header >> 8 & 0xFFFFFF == at["hash"] & (1 << at["depth"]) - 1, hex(header)
     assert 1 <= at["span"] <= 16, "the span of a small block is its granules"
@@ -155,7 +155,7 @@ def from_network(address):
         return data
 
     wanted_tcp = 1
-    hello = b"KVHELLO\n" + struct.pack("<2I", 2, wanted_tcp)
+    hello = b"KVHELLO\n" + struct.pack("<2I", 5, wanted_tcp)
     stream.sendall(struct.pack("<I", len(hello)) + hello)
     answer = receive(u32(receive(4), 0))
     assert answer[:8] == b"KVANSWR\n" and len(answer) == 96, answer

@@ -61,12 +61,23 @@ pub(crate) struct Context<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Window,
-    Overflow { line: u16 },
-    Block { slot: Slot, is_cached: bool },
+    Overflow {
+        line: u16,
+    },
+    Block {
+        slot: Slot,
+        is_cached: bool,
+    },
     /// The first page of a large block.
-    Head { slot: Slot, is_cached: bool },
+    Head {
+        slot: Slot,
+        is_cached: bool,
+    },
     /// The others.
-    Pages { slot: Slot, is_cached: bool },
+    Pages {
+        slot: Slot,
+        is_cached: bool,
+    },
 }
 
 /// One GET under way.

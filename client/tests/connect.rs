@@ -11,6 +11,7 @@ use std::time::Duration;
 use kv_client::{Broken, Client, Error, Options, Outcome, Refusal};
 use kv_common::hello::{Answer, HelloRefusal, Welcome};
 use kv_common::layout::superblock;
+use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::channel::{ChannelLayout, ServerEnd};
 use kv_common::transport::shm::mapping::{
@@ -18,7 +19,6 @@ use kv_common::transport::shm::mapping::{
 };
 use kv_common::transport::shm::owner::OwnerKeeper;
 use kv_common::wire::{Reply, Status};
-use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_server::table::{Table, TableConfig};
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -87,7 +87,8 @@ impl Assembly {
     /// The pages of a block with these lengths, if the slot, the region and the server's limit allow for it.
     fn run_of(lengths: Lengths, slot: Slot, view: &TableView) -> Option<Run> {
         let block_bytes = lengths.block_bytes();
-        if lengths.flags != 0 || lengths.value_bytes as usize > view.value_max_bytes || !is_large(block_bytes) {
+        if lengths.flags != 0 || lengths.value_bytes as usize > view.value_max_bytes || !is_large(block_bytes)
+        {
             return None;
         }
         let run = Run::at(slot.place(), pages_of(block_bytes))?;

@@ -122,8 +122,9 @@ pub const VERSION_RESERVE: u64 = 1 << 20;
 /// Stripes of the writers' locks. Two homes collide in one with probability 1 / this.
 pub const STRIPES: usize = 4096;
 
-const _: () =
-    assert!(SMALL_BLOCK_MAX_BYTES <= READ_MAX_WORDS * 8 && 1 << layout::DIRECTORY_DEPTH_MAX <= READ_MAX_WORDS);
+const _: () = assert!(
+    SMALL_BLOCK_MAX_BYTES <= READ_MAX_WORDS * 8 && 1 << layout::DIRECTORY_DEPTH_MAX <= READ_MAX_WORDS
+);
 const _: () = assert!(PAGES_PER_READ * layout::PAGE_BYTES <= READ_MAX_WORDS as u64 * 8);
 const _: () = assert!(STRIPES.is_power_of_two());
 const _: () = assert!(SMALL_BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);

@@ -4,8 +4,8 @@ use wide::{i64x4, u64x4};
 
 use crate::hash::KeyHash;
 use crate::layout::{
-    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_WORDS, LineNumber, MAGIC, Run, SEGMENT_BYTES,
-    SEGMENT_LINES, SEGMENT_WORDS, Slot, Span, WINDOW_WORDS, superblock,
+    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_WORDS, LineNumber, MAGIC, Run,
+    SEGMENT_BYTES, SEGMENT_LINES, SEGMENT_WORDS, Slot, Span, WINDOW_WORDS, superblock,
 };
 use crate::limits::{GRACE_NS, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES};
 

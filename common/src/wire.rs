@@ -104,17 +104,8 @@ pub enum Op {
 }
 
 impl Op {
-    const ALL: [Op; 9] = [
-        Op::Ping,
-        Op::Get,
-        Op::Put,
-        Op::Delete,
-        Op::Add,
-        Op::Append,
-        Op::PutBegin,
-        Op::PutPart,
-        Op::PutEnd,
-    ];
+    const ALL: [Op; 9] =
+        [Op::Ping, Op::Get, Op::Put, Op::Delete, Op::Add, Op::Append, Op::PutBegin, Op::PutPart, Op::PutEnd];
 
     fn decode(code: u8) -> Option<Op> {
         Op::ALL.into_iter().find(|&op| op as u8 == code)

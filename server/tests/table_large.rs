@@ -74,7 +74,8 @@ fn a_value_takes_its_pages_and_nothing_else() {
 fn parts_that_nobody_awaits_or_that_do_not_fit_are_refused_and_leave_nothing() {
     let table = table(24, 1, None);
     let mut client = Client::new(&table, 0);
-    let end = |client: &mut Client, key: &[u8]| client.write(Op::PutEnd, Condition::Always, key, &[]).refusal();
+    let end =
+        |client: &mut Client, key: &[u8]| client.write(Op::PutEnd, Condition::Always, key, &[]).refusal();
     assert_eq!(client.part(b"part").refusal(), Some(Refusal::NoUpload));
     assert_eq!(end(&mut client, b"key"), Some(Refusal::NoUpload));
     for huge in [VALUE_MAX_BYTES as u64 + 1, u64::MAX, 1 << 40] {
@@ -197,7 +198,8 @@ fn every_page_start_is_the_servers() {
     for i in 0..4u8 {
         assert_eq!(client.put(&[i], &forged).status, Status::Done);
     }
-    let starts: Vec<u64> = (0..4u8).map(|i| client.put(&[i], &forged).hint.map_or(0, |hint| hint.slot.place().0)).collect();
+    let starts: Vec<u64> =
+        (0..4u8).map(|i| client.put(&[i], &forged).hint.map_or(0, |hint| hint.slot.place().0)).collect();
     for slot in old.iter().filter(|slot| !starts.contains(&slot.place().0)) {
         let word0 = table.region().load(slot.place().word());
         assert!(word0 >= MARKER, "{word0:#x} at {:?}", slot.place());
@@ -221,9 +223,7 @@ fn damaged_pages_are_found() {
         let sound = table.region().load(word);
         table.region().store(word, damaged);
         let findings = table.check().expect_err("the damage is found");
-        let is_it = |finding: &CheckFinding| {
-            matches!(finding, CheckFinding::Slot { fault: found, .. } if *found == fault)
-        };
+        let is_it = |finding: &CheckFinding| matches!(finding, CheckFinding::Slot { fault: found, .. } if *found == fault);
         assert!(findings.iter().any(is_it), "{findings:#?}");
         table.region().store(word, sound);
         table.check().expect("the table is sound again");

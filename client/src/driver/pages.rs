@@ -9,7 +9,8 @@ use crate::get::Get;
 use crate::op::{GetState, Kind};
 
 // Which READ it is has 16 bits of a token.
-const _: () = assert!(VALUE_MAX_BYTES as u64 / (PAGES_PER_READ * kv_common::layout::PAGE_BYTES / 2) < 1 << 16);
+const _: () =
+    assert!(VALUE_MAX_BYTES as u64 / (PAGES_PER_READ * kv_common::layout::PAGE_BYTES / 2) < 1 << 16);
 
 impl<T: Transport> Driver<T> {
     /// Makes READs of the pages that a GET wants, as many as may be in flight. True if they were loads: then all are there. The

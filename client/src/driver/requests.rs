@@ -55,7 +55,9 @@ impl<T: Transport> Driver<T> {
             let op = &mut self.ops[key];
             match (step, &mut op.kind) {
                 (Step::Begin, Kind::Write { upload: Some(upload), .. }) => upload.is_begun = true,
-                (Step::Part { bytes }, Kind::Write { upload: Some(upload), .. }) => upload.sent_bytes += bytes,
+                (Step::Part { bytes }, Kind::Write { upload: Some(upload), .. }) => {
+                    upload.sent_bytes += bytes
+                }
                 _ => {
                     mark_sent(op);
                     self.unsent.pop_front();
@@ -101,7 +103,8 @@ impl<T: Transport> Driver<T> {
         }
         let (wire_op, condition) = wire_op(op, step);
         let name = if matches!(step, Step::Part { .. }) { &[] } else { &op.key[..] };
-        let request = Request { condition, ..Request::new(self.next_seq, self.session, wire_op, name, value) };
+        let request =
+            Request { condition, ..Request::new(self.next_seq, self.session, wire_op, name, value) };
         self.transport.send(&request.parts(&request.header()))?;
         self.staging.sent();
         self.in_flight.push_back(InFlight { seq: self.next_seq, op: Some(key), step, halves });

@@ -35,8 +35,10 @@ const CHECKED_FROM_BYTES: usize = PAGE_HEAD_WORDS * 8;
 pub(super) const BLOCK_PAGES_MAX: u64 = pages_of(BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES);
 
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES) && PAGE_BYTES.is_multiple_of(GRANULE_BYTES));
-const _: () = assert!(BLOCK_HEADER_BYTES + KEY_MAX_BYTES <= PAGE_BYTES as usize, "the key is in the first page");
-const _: () = assert!(SMALL_BLOCK_MAX_BYTES > 2 * PAGE_BYTES as usize, "a large block has more than one page");
+const _: () =
+    assert!(BLOCK_HEADER_BYTES + KEY_MAX_BYTES <= PAGE_BYTES as usize, "the key is in the first page");
+const _: () =
+    assert!(SMALL_BLOCK_MAX_BYTES > 2 * PAGE_BYTES as usize, "a large block has more than one page");
 
 /// True if a block of so many bytes, header, key and value, lies in pages.
 pub const fn is_large(block_bytes: usize) -> bool {

@@ -77,7 +77,9 @@ pub enum Refusal {
         largest_bytes: u64,
     },
     /// A part or the end of a value of which no part is awaited: its upload was not begun, or was given up.
-    #[error("no upload is under way: it was not begun, or given up when another one began or a part was refused")]
+    #[error(
+        "no upload is under way: it was not begun, or given up when another one began or a part was refused"
+    )]
     NoUpload,
     /// The parts of a value do not make up what was announced. The upload is given up.
     #[error("{found_bytes} bytes of a value came whose upload announced {announced_bytes}")]

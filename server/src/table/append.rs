@@ -61,7 +61,9 @@ impl Worker {
         let mut draft = Draft::begin(&table, key, value_bytes, left)?;
         if let Some((place, lengths)) = old {
             let value = 0..lengths.value_bytes as usize;
-            table.read_value(place, lengths, value, &mut self.block, |bytes| draft.write(&table.region, bytes));
+            table.read_value(place, lengths, value, &mut self.block, |bytes| {
+                draft.write(&table.region, bytes)
+            });
         }
         draft.write(&table.region, more);
         let payload = draft.finish(&table.region);

@@ -139,7 +139,8 @@ impl Draft {
             bytes_of_mut(&mut aligned)[self.rest_bytes..end].copy_from_slice(piece);
             self.store(region, &aligned[..end / 8]);
             self.rest_bytes = end % 8;
-            self.rest = if self.rest_bytes > 0 { aligned[end / 8] & ((1 << (self.rest_bytes * 8)) - 1) } else { 0 };
+            self.rest =
+                if self.rest_bytes > 0 { aligned[end / 8] & ((1 << (self.rest_bytes * 8)) - 1) } else { 0 };
         }
     }
 

@@ -8,15 +8,15 @@ use std::ops::Range;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Lengths, LineNumber, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_WORDS, Place, Run, WINDOW_WORDS,
-    is_large, pages_of,
+    BLOCK_HEADER_BYTES, Lengths, LineNumber, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_WORDS, Place, Run,
+    WINDOW_WORDS, is_large, pages_of,
 };
 use kv_common::limits::ANSWER_MAX_BYTES;
 use kv_common::probe::{LineState, Matches, judge_window};
 use kv_common::region::bytes_of;
 
-use super::{Table, Worker};
 use super::worker::grown;
+use super::{Table, Worker};
 
 /// A value, or a part of it, that was copied out of the region.
 pub(crate) struct Value<'a> {

@@ -46,9 +46,8 @@ impl Worker {
             }
             let Change::Append(more) = change else { unreachable!("only an append makes a large value") };
             let is_held = attempt > LARGE_ATTEMPTS_MAX;
-            let outcome = self.with_blocks(|worker, left| {
-                worker.append_large(key, more, condition, is_held, left, ack)
-            })?;
+            let outcome = self
+                .with_blocks(|worker, left| worker.append_large(key, more, condition, is_held, left, ack))?;
             if let Some(outcome) = outcome {
                 return Ok(outcome);
             }

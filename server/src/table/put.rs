@@ -10,9 +10,9 @@ use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LineNumber, Place, Slot, Sp
 use kv_common::region::bytes_of;
 use kv_common::wire::{Condition, IndexHint, Refusal};
 
+use super::draft::Draft;
 use super::lookup::{At, Room};
 use super::worker::grown;
-use super::draft::Draft;
 use super::{Table, Worker};
 use crate::dispatch::Ack;
 

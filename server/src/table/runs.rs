@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use kv_common::block;
-use kv_common::large::{Assembly, NotAssembled};
 use kv_common::block::Verdict;
+use kv_common::large::{Assembly, NotAssembled};
 use kv_common::layout::{
     Lengths, NOT_LIVE, PAGE_HEAD_WORDS, PAGE_WORDS, Run, SEGMENT_PAGES, SegmentKind, Slot, pages_of,
 };
@@ -19,7 +19,8 @@ impl Walker<'_> {
         let first = self.view.first_page(slot).ok_or(SlotFault::NoBlock)?;
         self.block.resize(PAGE_WORDS, 0);
         self.region.copy_out(first.page_word(0), &mut self.block);
-        let key = block::key_of(&self.block).filter(|key| !key.is_empty()).ok_or(SlotFault::Damaged)?.to_vec();
+        let key =
+            block::key_of(&self.block).filter(|key| !key.is_empty()).ok_or(SlotFault::Damaged)?.to_vec();
         let block_bytes = Lengths::decode(self.block[2]).block_bytes();
         let begun = Assembly::begin(&self.block, &key, slot, self.view);
         let mut assembly = begun.map_err(|not| match not {
@@ -65,7 +66,8 @@ impl Table {
     /// Runs in use, coming, on their way back and free make up the large segments, to the page.
     pub(super) fn check_pages(&self, walk: &mut Walk) {
         let report = self.slab.report_pages();
-        let mut taken: BTreeMap<u64, u64> = report.taken.iter().map(|run| (run.first_page, run.pages)).collect();
+        let mut taken: BTreeMap<u64, u64> =
+            report.taken.iter().map(|run| (run.first_page, run.pages)).collect();
         for run in &walk.runs {
             let kept = taken.remove(&run.first_page);
             if kept != Some(run.pages) {

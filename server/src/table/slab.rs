@@ -8,7 +8,8 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use kv_common::layout::{
-    PAGE_BYTES, Place, Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Slot, Span, superblock,
+    PAGE_BYTES, Place, Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Slot, Span,
+    superblock,
 };
 use kv_common::region::Words;
 use kv_common::wire::Refusal;

@@ -6,8 +6,8 @@ use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
     BLOCK_HEADER_BYTES, COUNTER_NAMES, Counter, HOME_LINES, HOMES, Header, LINE_SLOTS, Lengths, LineNumber,
-    Place, Run, SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, stored_bytes,
-    superblock, superblock_segments,
+    Place, Run, SEGMENT_GRANULES, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span,
+    stored_bytes, superblock, superblock_segments,
 };
 use kv_common::limits::{OVERFLOW_CHAIN_MAX, WORKERS_MAX};
 use kv_common::probe::{IdentityError, TableView};

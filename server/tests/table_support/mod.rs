@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{LINE_WORDS, PAGE_WORDS, SEGMENT_WORDS, Slot, WINDOW_WORDS};
 use kv_common::large::Assembly;
+use kv_common::layout::{LINE_WORDS, PAGE_WORDS, SEGMENT_WORDS, Slot, WINDOW_WORDS};
 use kv_common::limits::{INLINE_VALUE_MAX_BYTES, OVERFLOW_CHAIN_MAX, SMALL_BLOCK_MAX_BYTES};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, Words, bytes_of};
@@ -91,7 +91,11 @@ impl Client {
         while answer.value.len() < answer.total_bytes {
             let from = (answer.value.len() as u64).to_le_bytes();
             let next = self.request(Op::Get, Condition::Always, key, Value::Inline(&from), None);
-            assert_eq!((next.status, next.version), (Status::Done, answer.version), "nobody writes meanwhile");
+            assert_eq!(
+                (next.status, next.version),
+                (Status::Done, answer.version),
+                "nobody writes meanwhile"
+            );
             assert!(!next.value.is_empty(), "each answer brings some");
             answer.value.extend_from_slice(&next.value);
         }

@@ -120,10 +120,8 @@ pub(crate) fn appends_make_longer_values(start: Start) {
     }
     let version = other.get(b"log").unwrap().unwrap().version;
     let too_long = vec![5; LARGEST_BYTES - whole.len() + 1];
-    let refusal = Refusal::ValueTooLarge {
-        found_bytes: LARGEST_BYTES as u64 + 1,
-        limit_bytes: LARGEST_BYTES as u64,
-    };
+    let refusal =
+        Refusal::ValueTooLarge { found_bytes: LARGEST_BYTES as u64 + 1, limit_bytes: LARGEST_BYTES as u64 };
     assert_eq!(client.append(b"log", &too_long), Err(Error::Refused(refusal)));
     assert_eq!(client.get(b"log"), Ok(Some(Value { bytes: whole.clone(), version })), "unchanged");
     assert_eq!(client.append(b"log", &too_long[1..]).unwrap().value_bytes, LARGEST_BYTES);

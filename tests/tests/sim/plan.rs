@@ -53,7 +53,8 @@ impl Plan {
     /// Draws the plan of a seed.
     pub(crate) fn draw(rng: &mut Rng, seed: u64) -> Plan {
         let is_haul = seed >= HAULS;
-        let moods = if is_haul { [Mood::Haul; 4] } else { [Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd] };
+        let moods =
+            if is_haul { [Mood::Haul; 4] } else { [Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd] };
         let mood = rng.pick(&moods);
         let (hash_seed, players, keys) = draw_players(rng, mood);
         let is_storm = mood == Mood::Storm;
@@ -269,7 +270,9 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
         // Runs of the same length and of others, so that places are again inside of what comes there later.
-        Mood::Haul => rng.pick(&[&[390_000, 330_000][..], &[340_000, 500_000, 96], &[330_000, 390_000, 410_000]]).to_vec(),
+        Mood::Haul => rng
+            .pick(&[&[390_000, 330_000][..], &[340_000, 500_000, 96], &[330_000, 390_000, 410_000]])
+            .to_vec(),
         Mood::Crowd => vec![64],
     }
 }
