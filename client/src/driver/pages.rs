@@ -17,8 +17,7 @@ impl<T: Transport> Driver<T> {
     /// GET is gone if the connection broke.
     pub(super) fn fetch_pages(&mut self, key: usize) -> bool {
         self.set_get_state(key, GetState::Fetching { is_queued: false });
-        loop {
-            let Some(piece) = get_of(&mut self.ops[key].kind).fetch().next_read() else { break };
+        while let Some(piece) = get_of(&mut self.ops[key].kind).fetch().next_read() {
             let mut words = self.spare_pages.pop().unwrap_or_default();
             words.resize(piece.len_words, 0);
             match self.transport.read_now(piece.at_word, &mut words) {
@@ -44,11 +43,6 @@ impl<T: Transport> Driver<T> {
             }
         }
         get_of(&mut self.ops[key].kind).fetch().is_complete()
-    }
-
-    /// READs are below their limit again.
-    pub(super) fn fetch_queued(&mut self, key: usize) {
-        self.fetch_pages(key);
     }
 
     fn post_pages(&mut self, key: usize, piece: Piece, words: Vec<u64>) {

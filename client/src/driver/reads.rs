@@ -225,7 +225,7 @@ impl<T: Transport> Driver<T> {
             let (at_word, len_words) = match self.ops[key].kind {
                 Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } => (at_word, len_words),
                 Kind::Get { state: GetState::Fetching { .. }, .. } => {
-                    self.fetch_queued(key);
+                    self.fetch_pages(key);
                     continue;
                 }
                 _ => unreachable!("queued for a READ"),
