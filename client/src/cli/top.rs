@@ -141,7 +141,7 @@ fn map(entries: &[SegmentEntry]) -> String {
     let per_cell = entries.len().div_ceil(MAP_CELLS_PER_LINE * MAP_LINES_MAX).max(1);
     let cells: Vec<char> = entries.chunks(per_cell).map(cell).collect();
     let mut text = format!(
-        "map         a cell is {}: S system, I index, B blocks, . free\n",
+        "map         a cell is {}: S system, I index, B blocks, L large values, . free\n",
         bytes(per_cell as u64 * SEGMENT_BYTES)
     );
     for line in cells.chunks(MAP_CELLS_PER_LINE) {
