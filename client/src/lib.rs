@@ -223,7 +223,7 @@ impl Client {
             GetNow::Found { version, value } => {
                 Ok(Some(visit(Cow::Borrowed(self.driver.found_bytes(value)), version)))
             }
-            GetNow::FoundLarge { version, bytes } => Ok(Some(visit(Cow::Owned(bytes), version))),
+            GetNow::FoundLarge { version } => Ok(Some(self.visit_large(version, visit))),
             GetNow::Absent => Ok(None),
             GetNow::Ask => self
                 .live()
@@ -234,6 +234,11 @@ impl Client {
                 .and_then(|driver| driver.submit_get(key))
                 .and_then(|ticket| self.get_submitted(ticket, visit)),
         }
+    }
+
+    #[cold]
+    fn visit_large<R>(&mut self, version: Version, visit: impl FnOnce(Cow<'_, [u8]>, Version) -> R) -> R {
+        visit(Cow::Owned(self.driver.take_large()), version)
     }
 
     #[cold]

@@ -59,7 +59,9 @@ impl Client {
                     Ok(GetNow::Found { version, value }) => {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));
                     }
-                    Ok(GetNow::FoundLarge { version, bytes }) => visit(index, Ok(Some((&bytes, version)))),
+                    Ok(GetNow::FoundLarge { version }) => {
+                        visit(index, Ok(Some((&self.driver.take_large(), version))));
+                    }
                     Ok(GetNow::Absent) => visit(index, Ok(None)),
                     Ok(GetNow::Ask | GetNow::Submit) => {
                         let value = self.get(key);

@@ -230,8 +230,8 @@ impl Client {
                 buffer.copy_in(self.driver.found_bytes(value), version)?;
                 Ok(buffer.value())
             }
-            GetNow::FoundLarge { version, bytes } => {
-                buffer.copy_in(&bytes, version)?;
+            GetNow::FoundLarge { version } => {
+                buffer.copy_in(&self.driver.take_large(), version)?;
                 Ok(buffer.value())
             }
             GetNow::Absent => Ok(None),

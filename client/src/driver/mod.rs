@@ -58,6 +58,8 @@ pub(crate) struct Driver<T: Transport> {
 
     /// Where READs that are served at once put their words.
     scratch: Vec<u64>,
+    /// The value that a GET over loads has put together, until its caller takes it.
+    large_value: Vec<u8>,
     spare_buffers: Vec<Vec<u64>>,
     /// For pages of large blocks.
     spare_pages: Vec<Vec<u64>>,
@@ -94,6 +96,7 @@ impl<T: Transport> Driver<T> {
             next_seq: 1,
             staging: Staging::default(),
             scratch: Vec::new(),
+            large_value: Vec::new(),
             spare_buffers: Vec::new(),
             spare_pages: Vec::new(),
             reads_in_flight: 0,

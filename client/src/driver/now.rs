@@ -20,8 +20,8 @@ const PREFETCH_WORDS_MAX: usize = 256;
 pub(crate) enum GetNow {
     /// The value is at this place in the words of the last READ: those of the landing, or the scratch.
     Found { version: Version, value: Range<usize> },
-    /// The same of a large one, put together.
-    FoundLarge { version: Version, bytes: Vec<u8> },
+    /// The same of a large one: [`Driver::take_large`] has it. It is not in here, so that this is as small as it was.
+    FoundLarge { version: Version },
     /// Proved absent.
     Absent,
     /// Reading does not settle it: ask the server.
@@ -172,7 +172,8 @@ impl<T: Transport> Driver<T> {
                 }
                 Action::FoundLarge { version, bytes } => {
                     self.count_get(Some(true));
-                    return Ok(GetNow::FoundLarge { version, bytes });
+                    self.large_value = bytes;
+                    return Ok(GetNow::FoundLarge { version });
                 }
                 Action::NoMemory { bytes } => {
                     self.count_get(None);
@@ -246,6 +247,12 @@ impl<T: Transport> Driver<T> {
             None => &self.scratch[..len_words],
         };
         get.words(key, words, &mut cx)
+    }
+
+    /// The large value that `get_now` found.
+    #[cold]
+    pub(crate) fn take_large(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.large_value)
     }
 
     /// The bytes in the scratch that `get_now` found.
