@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kv_common::layout::{MARKER, PAGE_BYTES, PAGE_WORDS, Slot, pages_of};
 use kv_common::wire::{Condition, Malformed, Op, Refusal, Status, Value};
 use kv_server::table::{CheckFinding, SlotFault, Table};
-use table_support::{Client, Look, SESSION, VALUE_MAX_BYTES, look, table};
+use table_support::{Client, Look, SESSION, VALUE_MAX_BYTES, config, look, table};
 
 const LARGE_BYTES: usize = 1_000_001;
 
@@ -205,6 +205,31 @@ fn every_page_start_is_the_servers() {
         assert!(word0 >= MARKER, "{word0:#x} at {:?}", slot.place());
     }
     table.check().expect("the table is sound");
+}
+
+#[test]
+fn the_limit_that_the_server_was_given_holds_for_every_write() {
+    let region = kv_common::region::Words::zeroed(10 * kv_common::layout::SEGMENT_WORDS);
+    let limit = kv_server::table::TableConfig { value_max_bytes: 1000, ..config(1, None) };
+    let table = Table::create(region, &limit).unwrap();
+    let mut client = Client::new(&table, 0);
+    let too_large = |found_bytes| Some(Refusal::ValueTooLarge { found_bytes, limit_bytes: 1000 });
+    let append = |client: &mut Client, key: &[u8], bytes| {
+        client.write(Op::Append, Condition::Always, key, &value(1, bytes)).refusal()
+    };
+    assert_eq!(client.put(b"key", &value(1, 1001)).refusal(), too_large(1001));
+    assert_eq!(client.begin(b"key", 400_000).refusal(), too_large(400_000));
+    assert_eq!(append(&mut client, b"key", 1001), too_large(1001));
+    assert_eq!(append(&mut client, b"key", 600), None);
+    assert_eq!(append(&mut client, b"key", 401), too_large(1001));
+    assert_eq!(append(&mut client, b"key", 400), None);
+    assert_eq!(client.put(b"key", &value(1, 1000)).refusal(), None);
+    for found_bytes in [0, (1 << 30) + 1] {
+        let region = kv_common::region::Words::zeroed(10 * kv_common::layout::SEGMENT_WORDS);
+        let config = kv_server::table::TableConfig { value_max_bytes: found_bytes, ..config(1, None) };
+        let refused = Table::create(region, &config).err();
+        assert_eq!(refused, Some(kv_server::table::TableError::ValueMax { found_bytes }));
+    }
 }
 
 fn large_table() -> (Arc<Table>, Slot) {

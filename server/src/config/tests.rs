@@ -69,6 +69,7 @@ fn the_file_may_be_named_by_the_environment() {
 fn what_is_printed_can_be_fed_back() {
     let flags = Flags {
         memory: Some("17000000".into()),
+        max_value: Some("1GiB".into()),
         socket: Some("/a \"quoted\" path.sock".into()),
         listen: Some("[::1]:17".into()),
         rdma: Some("on".into()),

@@ -132,16 +132,17 @@ impl Worker {
         Ok(())
     }
 
-    /// Copies the value out of a present key's block, if the limit allows for `more_bytes` behind it.
+    /// Copies the value out of a key's block, if it has one, and if the limit allows for `more_bytes` behind it.
     fn copy_value(
         &mut self,
         place: Option<Place>,
         more_bytes: usize,
         value: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        let old_bytes = place.map_or(0, |place| self.table.lengths_of(place).value_bytes as u64);
+        self.table.check_value_bytes(old_bytes + more_bytes as u64)?;
         let Some(place) = place else { return Ok(()) };
         let lengths = self.table.lengths_of(place);
-        self.table.check_value_bytes(lengths.value_bytes as u64 + more_bytes as u64)?;
         let end = lengths.block_bytes();
         let words = grown(&mut self.block, end.div_ceil(8));
         self.table.region.copy_out(place.word(), words);
