@@ -194,6 +194,16 @@ pub enum Value<'a> {
     },
 }
 
+impl Value<'_> {
+    /// Bytes of the value.
+    pub fn len_bytes(self) -> usize {
+        match self {
+            Value::Inline(bytes) => bytes.len(),
+            Value::Staged { len_bytes, .. } => len_bytes as usize,
+        }
+    }
+}
+
 /// A request, borrowed from the message that carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {

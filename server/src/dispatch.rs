@@ -53,7 +53,7 @@ impl Worker {
                 (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             Op::PutPart => {
-                self.take_part(request, staging)?;
+                self.upload_part(request.session, request.value, staging)?;
                 (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             _ => {
@@ -63,18 +63,6 @@ impl Worker {
             }
         }
         Ok(())
-    }
-
-    /// Takes a part of a large value. One that is not what was announced ends the upload.
-    fn take_part(&mut self, request: &Request<'_>, staging: Option<&Words>) -> Result<(), Refusal> {
-        let mut scratch = std::mem::take(&mut self.staged);
-        let taken = value_bytes(request.value, staging, &mut scratch)
-            .and_then(|part| self.upload_part(request.session, part));
-        self.staged = scratch;
-        if taken.is_err() {
-            self.abandon(request.session);
-        }
-        taken
     }
 
     fn write_request(

@@ -131,6 +131,8 @@ fn values_that_cannot_be_used_say_what_was_expected_and_where_they_were_written(
         ("KV_MEMORY", "1MiB", "too small; expected 16MiB to 16TiB"),
         ("KV_MEMORY", "17TiB", "too large; expected 16MiB to 16TiB"),
         ("KV_MEMORY", "lots", "expected a size as 64GiB"),
+        ("KV_MAX_VALUE", "0", "expected 1 byte to 1GiB"),
+        ("KV_MAX_VALUE", "1025MiB", "expected 1 byte to 1GiB"),
         ("KV_WORKERS", "0", "expected a number from 1 to 64"),
         ("KV_WORKERS", "many", "expected a number from 1 to 64"),
         ("KV_LISTEN", "", "expected host:port"),

@@ -4,11 +4,13 @@
 //! or the end is refused, or the session ends.
 
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, is_large};
-use kv_common::wire::{Condition, Malformed, Refusal};
+use kv_common::region::Words;
+use kv_common::wire::{Condition, Malformed, Refusal, Value};
 
 use super::Worker;
 use super::draft::Draft;
 use super::put::{Left, Outcome};
+use super::staged::value_pieces;
 use crate::dispatch::Ack;
 
 /// A value that is coming.
@@ -39,17 +41,36 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes the next part.
-    pub(crate) fn upload_part(&mut self, session: u64, part: &[u8]) -> Result<(), Refusal> {
-        let upload = self.uploads.get_mut(&session).ok_or(Refusal::NoUpload)?;
+    /// Takes the next part. If it is refused, the upload is over.
+    pub(crate) fn upload_part(
+        &mut self,
+        session: u64,
+        part: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Result<(), Refusal> {
+        let mut upload = self.uploads.remove(&session).ok_or(Refusal::NoUpload)?;
+        let taken = self.take_part(&mut upload, part, staging);
+        match taken {
+            Ok(()) => drop(self.uploads.insert(session, upload)),
+            Err(_) => self.give_up(upload),
+        }
+        taken
+    }
+
+    fn take_part(
+        &mut self,
+        upload: &mut Upload,
+        part: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Result<(), Refusal> {
         let (announced, missing) = upload.draft.value_bytes();
-        if part.len() > missing {
-            self.abandon(session);
-            let found_bytes = (announced - missing + part.len()) as u64;
+        let part_bytes = part.len_bytes();
+        if part_bytes > missing {
+            let found_bytes = (announced - missing + part_bytes) as u64;
             return Err(Refusal::UploadLength { announced_bytes: announced as u64, found_bytes });
         }
-        upload.draft.write(&self.table.region, part);
-        Ok(())
+        let region = &self.table.region;
+        value_pieces(part, staging, &mut self.staged, |piece| upload.draft.write(region, piece))
     }
 
     /// Puts the value that has come, if the condition holds.
@@ -104,7 +125,7 @@ impl Worker {
         self.counters.add(Counter::UploadsAbandoned, 1);
     }
 
-    /// Tells that a session is over.
+    /// Tells that a session is over: what it has begun and not ended is given up.
     pub fn end_session(&mut self, session: u64) {
         self.abandon(session);
     }
