@@ -155,7 +155,7 @@ def from_network(address):
         return data
 
     wanted_tcp = 1
-    hello = b"KVHELLO\n" + struct.pack("<2I", 2, wanted_tcp)
+    hello = b"KVHELLO\n" + struct.pack("<2I", 5, wanted_tcp)
     stream.sendall(struct.pack("<I", len(hello)) + hello)
     answer = receive(u32(receive(4), 0))
     assert answer[:8] == b"KVANSWR\n" and len(answer) == 96, answer

@@ -37,6 +37,12 @@ pub enum Error {
         /// Bytes of the memory.
         room_bytes: usize,
     },
+    /// There is no memory for a value that is there.
+    #[error("no memory for a value of {bytes} bytes")]
+    NoMemory {
+        /// Bytes of the value.
+        bytes: usize,
+    },
     /// Memory cannot be had, or the device does not register it.
     #[error("{bytes} bytes of memory for values cannot be registered: {reason}")]
     NotRegistered {
@@ -87,7 +93,7 @@ pub enum Error {
     /// The server refused. Nothing was changed.
     #[error("refused by the server: {0}")]
     Refused(Refusal),
-    /// The deadline passed before there was an answer. Nothing was changed.
+    /// The deadline passed before there was an answer, or before a large value came any further. Nothing was changed.
     #[error("no answer within {waited_ms} ms: the server is stopped, overloaded, or gone")]
     Timeout {
         /// How long was waited.

@@ -1,11 +1,11 @@
-//! The GET, as a state machine without I/O: words in, `Read | Found | Absent | Ask | RefreshDirectory` out.
+//! The GET, as a state machine without I/O: words in, `Read | Fetch | Found | Absent | Ask | RefreshDirectory` out.
 //!
 //! ```text
 //!            cache has a match                        valid, wanted key
 //!   start ---------------------------> block -----------------------------> Found
 //!     |                                 ^  |  other key: next match, then overflow, then again
 //!     | no match                  match |  |  not live, torn, stale: again
-//!     v                                 |  v
+//!     v                                 |  v           a large block: its first page, then the others (`fetch`)
 //!   window --- stale directory -> RefreshDirectory     again: window, at most GET_ATTEMPTS_MAX times, then Ask
 //!     |  no match, overflow line
 //!     v
@@ -17,11 +17,13 @@ use std::ops::Range;
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block::{Verdict, judge};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{LINE_WORDS, LineNumber, Slot, WINDOW_WORDS};
+use kv_common::large::{Assembled, Assembly, NotAssembled};
+use kv_common::layout::{LINE_WORDS, LineNumber, PAGE_WORDS, Slot, WINDOW_WORDS};
 use kv_common::limits::{DIRECTORY_REFRESHES_MAX, GET_ATTEMPTS_MAX, OVERFLOW_CHAIN_MAX};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 
 use crate::cache::IndexCache;
+use crate::fetch::Fetch;
 use crate::stats::Stats;
 
 /// What the machine wants next.
@@ -33,6 +35,12 @@ pub(crate) enum Action {
     Found { version: u64, value: Range<usize> },
     /// The same, if this time, by the server's clock, has not come; else the key is absent.
     FoundExpiring { version: u64, value: Range<usize>, expires_ns: u64 },
+    /// A large block: make the READs of [`Get::fetch`], then `start` again. READs need not come back in their order.
+    Fetch,
+    /// The value of a large block; if it has an expiry, as for `FoundExpiring`.
+    FoundLarge { version: u64, bytes: Vec<u8>, expires_ns: Option<u64> },
+    /// There is no memory for the value.
+    NoMemory { bytes: usize },
     /// The key was absent at some moment since the GET began.
     Absent,
     /// The directory is stale: read it anew, then `start` again.
@@ -55,8 +63,23 @@ pub(crate) struct Context<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Window,
-    Overflow { line: u16 },
-    Block { slot: Slot, is_cached: bool },
+    Overflow {
+        line: u16,
+    },
+    Block {
+        slot: Slot,
+        is_cached: bool,
+    },
+    /// The first page of a large block.
+    Head {
+        slot: Slot,
+        is_cached: bool,
+    },
+    /// The others.
+    Pages {
+        slot: Slot,
+        is_cached: bool,
+    },
 }
 
 /// One GET under way.
@@ -70,6 +93,8 @@ pub(crate) struct Get {
     tried: usize,
     /// The overflow line to look at when the matches are used up, 0 for none.
     next: u16,
+    /// The large block whose pages are being read.
+    fetch: Option<Box<Fetch>>,
     /// Overflow lines looked at in this lookup.
     chain: usize,
     /// Some line of this lookup was moving: its miss is none.
@@ -94,6 +119,7 @@ impl Get {
             matches: Matches::none(),
             tried: 0,
             next: 0,
+            fetch: None,
             chain: 0,
             is_moving: false,
             is_unclear: false,
@@ -118,13 +144,17 @@ impl Get {
         Get { home, phase, matches, tried: 1, place_epoch, is_counted: true, ..Get::new(hash) }
     }
 
-    /// The slot that names the block in which the value was found.
+    /// The slot that names the block in which the value was found, if that is none in pages.
     pub(crate) fn found_slot(&self) -> Option<Slot> {
         if let Phase::Block { slot, .. } = self.phase { Some(slot) } else { None }
     }
 
-    /// Begins, or begins again with a new directory.
+    /// Begins, or begins again with a new directory; or goes on once a large block was fetched.
     pub(crate) fn start(&mut self, cx: &mut Context) -> Action {
+        if let Some(fetch) = self.fetch.take_if(|fetch| fetch.is_complete()) {
+            return self.on_pages(*fetch, cx);
+        }
+        self.fetch = None;
         self.home = cx.view.home(self.hash);
         if cx.cache.place_epoch() != cx.place_epoch {
             cx.stats.place_epochs += 1;
@@ -150,7 +180,14 @@ impl Get {
             Phase::Block { slot, is_cached } => self.on_block(key, words, slot, is_cached, cx),
             Phase::Window => self.on_window(words, cx),
             Phase::Overflow { line } => self.on_overflow(words, line, cx),
+            Phase::Head { slot, is_cached } => self.on_head(key, words, slot, is_cached, cx),
+            Phase::Pages { .. } => unreachable!("pages are fetched, not given"),
         }
+    }
+
+    /// The large block whose pages are being read.
+    pub(crate) fn fetch(&mut self) -> &mut Fetch {
+        self.fetch.as_mut().expect("it asked for READs of pages")
     }
 
     fn on_block(
@@ -176,6 +213,57 @@ impl Get {
                 cx.stats.index_cache_hits += u64::from(is_cached);
                 Action::FoundExpiring { version, value, expires_ns }
             }
+            verdict => self.not_found(verdict, slot, is_cached, cx),
+        }
+    }
+
+    /// The first page of a large block. What it says is not proved before the last one was read.
+    fn on_head(
+        &mut self,
+        key: &[u8],
+        words: &[u64],
+        slot: Slot,
+        is_cached: bool,
+        cx: &mut Context,
+    ) -> Action {
+        if self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch) {
+            return self.again(cx);
+        }
+        match Assembly::begin(words, key, slot, cx.view) {
+            Ok(assembly) => {
+                self.phase = Phase::Pages { slot, is_cached };
+                self.fetch = Some(Box::new(Fetch::new(assembly)));
+                Action::Fetch
+            }
+            Err(NotAssembled::NoMemory(bytes)) => Action::NoMemory { bytes },
+            Err(NotAssembled::Judged(verdict)) => self.not_found(verdict, slot, is_cached, cx),
+        }
+    }
+
+    /// All pages of a large block.
+    fn on_pages(&mut self, fetch: Fetch, cx: &mut Context) -> Action {
+        let Phase::Pages { slot, is_cached } = self.phase else { unreachable!("pages were read") };
+        // As for a block in one piece: its place counts under the epoch in which it was learned.
+        if self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch) {
+            return self.again(cx);
+        }
+        match fetch.finish(cx.view.table_id) {
+            Some(Assembled { version, expires_ns, value }) => {
+                cx.stats.index_cache_hits += u64::from(is_cached);
+                cx.stats.large_values += 1;
+                Action::FoundLarge { version, bytes: value, expires_ns }
+            }
+            None => {
+                cx.stats.retries_large += 1;
+                self.not_found(Verdict::Torn, slot, is_cached, cx)
+            }
+        }
+    }
+
+    /// What was read is not the wanted value.
+    fn not_found(&mut self, verdict: Verdict, slot: Slot, is_cached: bool, cx: &mut Context) -> Action {
+        match verdict {
+            Verdict::Found { .. } | Verdict::Expiring { .. } => unreachable!("it is found"),
             Verdict::NotLive if mutant(Mutant::DeadIsMiss) => Action::Absent,
             Verdict::NotLive => {
                 cx.stats.retries_dead += 1;
@@ -317,6 +405,10 @@ impl Get {
     fn read_match(&mut self, cx: &mut Context, is_cached: bool) -> Action {
         let slot = self.matches.slots()[self.tried];
         self.tried += 1;
+        if cx.view.first_page(slot).is_some() {
+            self.phase = Phase::Head { slot, is_cached };
+            return read(slot.place().word(), PAGE_WORDS, cx);
+        }
         let Some(len_words) = cx.view.block_words(slot) else {
             // No server writes such a slot; it is not followed.
             cx.stats.retries_torn += 1;

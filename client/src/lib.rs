@@ -17,8 +17,9 @@
 //! also those it has submitted and not yet waited for.
 //!
 //! # Errors
-//! No operation waits longer than [`Options::timeout`]; calls that make many ([`Client::multi_get`],
-//! [`Client::warm_up`]) may wait that long for each. A write that was sent and not answered ends as
+//! No operation waits longer than [`Options::timeout`] for anything; calls that make many ([`Client::multi_get`],
+//! [`Client::warm_up`]) may wait that long for each. A value above 320 KiB takes as long as it takes, if it comes further within
+//! each such time, and what was submitted behind its PUT waits for it. A write that was sent and not answered ends as
 //! [`Error::OutcomeUnknown`]: it may have happened. Every other error means that nothing was changed.
 //!
 //! When a connection breaks, the calls under way fail with [`Error::Broken`]; later ones connect again, with pauses that
@@ -33,6 +34,7 @@ mod clock;
 mod connect;
 mod driver;
 mod error;
+mod fetch;
 mod fork;
 mod get;
 mod multi;
@@ -45,6 +47,7 @@ mod stats;
 mod transport;
 mod writes;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 pub use driver::WarmUp;
@@ -70,7 +73,8 @@ use transport::AnyTransport;
 /// How a client behaves; the default suits most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long an operation, and the connecting, may take. Default: 5 s.
+    /// How long an operation, and the connecting, may take; of a value above 320 KiB, how long it may come no further.
+    /// Default: 5 s.
     pub timeout: Duration,
     /// Bytes that the index cache may have, rounded down to a power of two; it never takes more than the index has,
     /// which is about 12 to 25 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
@@ -166,13 +170,18 @@ impl Client {
         &self.connection
     }
 
+    /// Bytes of the largest value that the server takes, as it was when this client connected.
+    pub fn value_max_bytes(&self) -> usize {
+        self.driver.view().value_max_bytes
+    }
+
     /// The value of `key`, or `None` if it is absent.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Timeout`], [`Error::Broken`], [`Error::TooManyInFlight`] (as
     /// every call, if that many were submitted and not taken).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Error> {
-        self.get_with(key, |bytes, version| Value { bytes: bytes.to_vec(), version })
+        self.get_as(key, |bytes, version| Value { bytes: bytes.into_owned(), version })
     }
 
     /// Replaces the contents of `buffer` by the value of `key`; leaves it empty and returns `None` if the key is
@@ -183,8 +192,11 @@ impl Client {
     #[inline]
     pub fn get_to_vec(&mut self, key: &[u8], buffer: &mut Vec<u8>) -> Result<Option<Version>, Error> {
         buffer.clear();
-        self.get_with(key, |bytes, version| {
-            buffer.extend_from_slice(bytes);
+        self.get_as(key, |bytes, version| {
+            match bytes {
+                Cow::Borrowed(bytes) => buffer.extend_from_slice(bytes),
+                Cow::Owned(bytes) => *buffer = bytes,
+            }
             version
         })
     }
@@ -200,9 +212,22 @@ impl Client {
         key: &[u8],
         visit: impl FnOnce(&[u8], Version) -> R,
     ) -> Result<Option<R>, Error> {
+        self.get_as(key, |bytes, version| visit(&bytes, version))
+    }
+
+    /// The value as bytes of the library's own, or given away.
+    #[inline]
+    fn get_as<R>(
+        &mut self,
+        key: &[u8],
+        visit: impl FnOnce(Cow<'_, [u8]>, Version) -> R,
+    ) -> Result<Option<R>, Error> {
         self.check(key)?;
         match self.driver.get_now(key, &mut InScratch)? {
-            GetNow::Found { version, value } => Ok(Some(visit(self.driver.found_bytes(value), version))),
+            GetNow::Found { version, value } => {
+                Ok(Some(visit(Cow::Borrowed(self.driver.found_bytes(value)), version)))
+            }
+            GetNow::FoundLarge { version } => Ok(Some(self.visit_large(version, visit))),
             GetNow::Absent => Ok(None),
             GetNow::Ask => self
                 .live()
@@ -216,13 +241,18 @@ impl Client {
     }
 
     #[cold]
+    fn visit_large<R>(&mut self, version: Version, visit: impl FnOnce(Cow<'_, [u8]>, Version) -> R) -> R {
+        visit(Cow::Owned(self.driver.take_large()), version)
+    }
+
+    #[cold]
     fn get_submitted<R>(
         &mut self,
         ticket: Ticket,
-        visit: impl FnOnce(&[u8], Version) -> R,
+        visit: impl FnOnce(Cow<'_, [u8]>, Version) -> R,
     ) -> Result<Option<R>, Error> {
         let Outcome::Get(result) = self.driver.wait_for(ticket) else { unreachable!("a GET ends as a GET") };
-        Ok(result?.map(|value| visit(&value.bytes, value.version)))
+        Ok(result?.map(|value| visit(Cow::Owned(value.bytes), value.version)))
     }
 
     /// Whether `key` is there.

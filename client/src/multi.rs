@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use kv_common::hash::KeyHash;
 
-use crate::driver::{GetNow, InScratch, check_value};
+use crate::driver::{GetNow, InScratch};
 use crate::op::{Change, Outcome, Ticket, Write};
 use crate::{Client, Error, Value, Version};
 
@@ -59,6 +59,9 @@ impl Client {
                     Ok(GetNow::Found { version, value }) => {
                         visit(index, Ok(Some((self.driver.found_bytes(value), version))));
                     }
+                    Ok(GetNow::FoundLarge { version }) => {
+                        visit(index, Ok(Some((&self.driver.take_large(), version))));
+                    }
                     Ok(GetNow::Absent) => visit(index, Ok(None)),
                     Ok(GetNow::Ask | GetNow::Submit) => {
                         let value = self.get(key);
@@ -103,9 +106,10 @@ impl Client {
         self.each_written(
             pairs.len(),
             |index| pairs[index].0.as_ref(),
-            |index| {
+            |client, index| {
                 let value = pairs[index].1.as_ref();
-                check_value(value).map(|()| Write::plain(Change::Put(value.to_vec())))
+                client.driver.check_value_bytes(value.len())?;
+                Ok(Write::plain(Change::Put(value.to_vec())))
             },
             |ended| {
                 results.push(ended.and_then(|outcome| match outcome {
@@ -124,7 +128,7 @@ impl Client {
         self.each_written(
             keys.len(),
             |index| keys[index].as_ref(),
-            |_| Ok(Write::plain(Change::Delete)),
+            |_, _| Ok(Write::plain(Change::Delete)),
             |ended| {
                 results.push(ended.and_then(|outcome| match outcome {
                     Outcome::Delete(result) => result,
@@ -139,7 +143,7 @@ impl Client {
         &mut self,
         count: usize,
         key: impl Fn(usize) -> &'k [u8],
-        write: impl Fn(usize) -> Result<Write, Error>,
+        write: impl Fn(&Client, usize) -> Result<Write, Error>,
         mut visit: impl FnMut(Result<Outcome, Error>),
     ) {
         let is_live = self.check_fork().and_then(|()| self.live().map(|_| ()));
@@ -150,7 +154,8 @@ impl Client {
             count,
             |client, index| {
                 client.check(key(index))?;
-                client.driver.submit_write(key(index), write(index)?)
+                let write = write(client, index)?;
+                client.driver.submit_write(key(index), write)
             },
             |_, ended| visit(ended),
         );

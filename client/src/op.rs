@@ -211,9 +211,11 @@ pub(crate) enum Kind {
         state: GetState,
         into: Option<Registered>,
     },
+    /// A value that is uploaded in parts is sent when its end is.
     Write {
         write: Write,
         state: SendState,
+        upload: Option<Upload>,
     },
     Ttl {
         state: SendState,
@@ -247,8 +249,28 @@ pub(crate) enum GetState {
     Refreshing,
     /// READs are at their limit.
     ReadQueued { at_word: usize, len_words: usize },
-    /// The server is asked; these parts of the value have come.
-    Asked { state: SendState, value: Vec<u8> },
+    /// The pages of a large block are read; more of them when READs are below their limit, if it `is_queued` for that.
+    Fetching { is_queued: bool },
+    /// The server is asked.
+    Asked { state: SendState, answer: Answer },
+}
+
+/// What the server has answered so far to a GET, in one answer or several.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) value: Vec<u8>,
+    /// The version that these bytes are of.
+    pub(crate) version: Version,
+    /// The key has another version by now: this answer is of no use, and the next one begins anew.
+    pub(crate) is_outdated: bool,
+}
+
+/// A value that is sent in parts, and the operation only then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Upload {
+    pub(crate) is_begun: bool,
+    /// Bytes of the value that were sent.
+    pub(crate) sent_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +288,10 @@ pub(crate) struct Op {
     pub(crate) key: Vec<u8>,
     pub(crate) hash: KeyHash,
     pub(crate) started_ns: u64,
+    /// Later each time that a large value has come further.
     pub(crate) deadline_ns: u64,
+    /// How far that was, in bytes or pages.
+    pub(crate) furthest: u64,
     pub(crate) kind: Kind,
 }
 
@@ -327,7 +352,7 @@ impl Op {
             Kind::Ping { .. } => Outcome::Ping(Err(error)),
             Kind::Ttl { .. } => Outcome::Ttl(Err(error)),
             Kind::Walk { .. } => Outcome::Walk(Err(error)),
-            Kind::Write { write, state } => {
+            Kind::Write { write, state, .. } => {
                 let is_known = *state == SendState::Queued || matches!(error, Error::Refused(_));
                 let error = if is_known { error } else { Error::OutcomeUnknown { cause: error.to_string() } };
                 write.failure(error)

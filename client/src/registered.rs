@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Span};
+use kv_common::layout::{BLOCK_HEADER_BYTES, Span, is_large};
 use kv_common::region::{WORD_BYTES, bytes_of, bytes_of_mut};
 use kv_common::transport::UserMemory;
 
 use crate::driver::{GetNow, InRoom};
 use crate::op::{Outcome, Ticket, Version};
-use crate::{Client, Error, KEY_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::{Client, Error, KEY_MAX_BYTES};
 
 /// Memory for one value, made by [`Client::register`], in which the READs of [`Client::get_into`] end.
 ///
 /// What lands in it is a block: 24 bytes of header, the key, the value, rounded up to a size class, which is at most an
-/// eighth more. Only the value is handed out, after the block was judged there.
+/// eighth more. Only the value is handed out, after the block was judged there. Values whose block is larger than 320 KiB are
+/// read page by page elsewhere, and copied here.
 ///
 /// Nobody can look at it while a READ may be writing to it: it is borrowed exclusively for a call that waits, and moved into
 /// an operation that is submitted.
@@ -64,7 +65,9 @@ impl Registered {
     /// With room for the blocks of values of `value_bytes`, whatever their keys.
     fn new(value_bytes: usize) -> Result<Registered, Error> {
         let block_bytes = BLOCK_HEADER_BYTES + KEY_MAX_BYTES + value_bytes;
-        let room_bytes = Span::of_bytes(block_bytes).bytes() as usize;
+        // The block of a larger value is read page by page, and the value put together here.
+        let is_large = is_large(block_bytes);
+        let room_bytes = if is_large { block_bytes } else { Span::of_bytes(block_bytes).bytes() as usize };
         let mut new = Registered { memory: None, room_bytes, found: None };
         // Whole pages.
         new.room_bytes = new.memory()?.words().len() * WORD_BYTES;
@@ -151,15 +154,13 @@ impl Client {
     /// memory cannot be had or registered, [`Error::Broken`], [`Error::UsedAfterFork`].
     pub fn register(&mut self, value_bytes: usize) -> Result<Registered, Error> {
         self.check_fork()?;
-        if value_bytes > VALUE_MAX_BYTES {
-            return Err(Error::ValueTooLarge { found_bytes: value_bytes, limit_bytes: VALUE_MAX_BYTES });
-        }
+        self.live()?.check_value_bytes(value_bytes)?;
         let mut buffer = Registered::new(value_bytes)?;
         self.live()?.register(&mut buffer)?;
         Ok(buffer)
     }
 
-    /// As [`Client::get`], into `buffer`: over RDMA the device writes the block there, and the value is judged and handed out
+    /// As [`Client::get`], into `buffer`: over RDMA the device writes the block there, unless it is larger than 320 KiB, and the value is judged and handed out
     /// where it lies; over shared memory one copy brings it there. A block larger than the buffer is read elsewhere, and
     /// its value copied. [`Stats::values_in_place`](crate::Stats::values_in_place) counts those that were not.
     ///
@@ -227,6 +228,10 @@ impl Client {
             }
             GetNow::Found { version, value } => {
                 buffer.copy_in(self.driver.found_bytes(value), version)?;
+                Ok(buffer.value())
+            }
+            GetNow::FoundLarge { version } => {
+                buffer.copy_in(&self.driver.take_large(), version)?;
                 Ok(buffer.value())
             }
             GetNow::Absent => Ok(None),

@@ -58,6 +58,8 @@ pub struct Segments {
     pub index: u64,
     /// Blocks: keys and values.
     pub blocks: u64,
+    /// Pages of large blocks.
+    pub large: u64,
     /// Nothing yet.
     pub free: u64,
 }
@@ -115,6 +117,7 @@ impl Segments {
                 SegmentKind::Superblock | SegmentKind::Directory => segments.system += 1,
                 SegmentKind::Index => segments.index += 1,
                 SegmentKind::Blocks => segments.blocks += 1,
+                SegmentKind::Large => segments.large += 1,
                 SegmentKind::Free => segments.free += 1,
             }
         }

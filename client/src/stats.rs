@@ -15,6 +15,8 @@ pub struct Stats {
     pub reads: u64,
     /// Bytes of those READs.
     pub read_bytes: u64,
+    /// Large values, those above 320 KiB, that were read page by page.
+    pub large_values: u64,
     /// GETs into registered memory that left the value where its READ ended.
     pub values_in_place: u64,
     /// GETs whose place came from the index cache and was right.
@@ -25,6 +27,8 @@ pub struct Stats {
     pub index_cache_bytes: u64,
     /// Looked again because a block was torn by its writer.
     pub retries_torn: u64,
+    /// Looked again because a large block was another one when its last pages were read. Also counted as torn, or stale.
+    pub retries_large: u64,
     /// Looked again because a cached place held something else by now.
     pub retries_stale: u64,
     /// Looked again because a block was dead or being written.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::driver::check_value;
 use crate::op::{
     Appended, Change, Condition, Conditional, Count, Outcome, PutOptions, Ticket, TimeToLive, Value, Version,
     Write,
@@ -103,7 +102,9 @@ impl Client {
     /// An append whose outcome is unknown must not simply be repeated: it may have happened.
     ///
     /// # Errors
-    /// As [`Client::put`]; [`Error::Refused`] also if the whole value would be larger than values may be.
+    /// As [`Client::put`]; [`Error::Refused`] also if the whole value would be larger than values may be;
+    /// [`Error::ValueTooLarge`] if `bytes` has more than the server takes at once, which is 1,114,112 unless values may only be
+    /// smaller: append more in several calls.
     pub fn append(&mut self, key: &[u8], bytes: &[u8]) -> Result<Appended, Error> {
         self.append_if(key, bytes, Condition::Always).map(always_done)
     }
@@ -144,8 +145,12 @@ impl Client {
 
     /// The value of `key`, which lives for `ttl` from now on, or without end; `None` if it is absent.
     ///
+    /// A value of more than 512 KiB comes in several answers, of which only the first touches the key. If the key is written
+    /// before the last one, the outcome is that of a GET afterwards: the later value, with the time to live that its writer
+    /// gave it, or `None` if it was deleted.
+    ///
     /// # Errors
-    /// As [`Client::touch`].
+    /// As [`Client::touch`]; for a large value also as [`Client::get`].
     pub fn get_and_touch(&mut self, key: &[u8], ttl: Option<Duration>) -> Result<Option<Value>, Error> {
         let write = Write::conditional(Change::GetAndTouch(Vec::new()), Condition::Always).with_ttl(ttl);
         let ticket = self.submit_value(key, b"", |_| write)?;
@@ -241,8 +246,9 @@ impl Client {
         write: impl FnOnce(Vec<u8>) -> Write,
     ) -> Result<Ticket, Error> {
         self.check(key)?;
-        check_value(value)?;
-        self.live()?.submit_write(key, write(value.to_vec()))
+        let driver = self.live()?;
+        driver.check_value_bytes(value.len())?;
+        driver.submit_write(key, write(value.to_vec()))
     }
 
     fn wait_conditional(&mut self, ticket: Ticket) -> Result<Conditional<Version>, Error> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use kv_client::{Broken, Client, Error, Options, Outcome, Refusal};
 use kv_common::hello::{Answer, HelloRefusal, Welcome};
 use kv_common::layout::superblock;
+use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::transport::handshake::{receive_hello, send_hello};
 use kv_common::transport::shm::channel::{ChannelLayout, ServerEnd};
 use kv_common::transport::shm::mapping::{
@@ -76,6 +77,7 @@ impl Backing {
             workers: 1,
             expected_keys: None,
             grace_ns: kv_common::limits::GRACE_NS,
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
             page_bytes: 4096,
             table_id: 5,
             hash_seed: 6,

@@ -83,11 +83,15 @@ pub enum Mutant {
     BelieveOldWord,
     /// The reader never lets its own clock be set back far.
     NeverDoubtOwnClock,
+    /// The reader believes a large block once its first page is that of the key.
+    CheckOnlyHead,
+    /// The pages of a large block but the first begin with what was there before.
+    SkipMarkers,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 32] = [
+    pub const ALL: [Mutant; 34] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -120,6 +124,8 @@ impl Mutant {
         Mutant::TrustOwnClock,
         Mutant::BelieveOldWord,
         Mutant::NeverDoubtOwnClock,
+        Mutant::CheckOnlyHead,
+        Mutant::SkipMarkers,
     ];
 }
 

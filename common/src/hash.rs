@@ -8,7 +8,7 @@
 //! | directory, at most 18  | home line, 24 bits         | fingerprint:16 |
 //! ```
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::layout::HOMES;
 
@@ -48,6 +48,33 @@ pub fn payload_hash(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
+/// The same of bytes that come piece by piece.
+pub struct PayloadHasher(Box<Xxh3>);
+
+impl PayloadHasher {
+    /// Of no bytes yet.
+    pub fn new() -> PayloadHasher {
+        PayloadHasher(Box::new(Xxh3::new()))
+    }
+
+    /// Takes the next bytes.
+    #[inline]
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash of all bytes so far.
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
+}
+
+impl Default for PayloadHasher {
+    fn default() -> PayloadHasher {
+        PayloadHasher::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +84,16 @@ mod tests {
     fn the_hash_is_xxh3() {
         assert_eq!(KeyHash::new(0, b""), KeyHash(0x2d06_8005_38d3_94c2));
         assert_eq!(payload_hash(b""), 0x2d06_8005_38d3_94c2);
+    }
+
+    #[test]
+    fn pieces_hash_to_what_the_whole_does() {
+        let bytes: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8).collect();
+        for piece_bytes in [1, 7, 64, 255, 256, 257, 1000, 4999] {
+            let mut hasher = PayloadHasher::new();
+            bytes.chunks(piece_bytes).for_each(|piece| hasher.update(piece));
+            assert_eq!(hasher.finish(), payload_hash(&bytes), "pieces of {piece_bytes}");
+        }
     }
 
     #[test]

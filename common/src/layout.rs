@@ -13,6 +13,15 @@
 //! slot      | place:40 | span:8 | fingerprint:16 |             zero: empty
 //! block     | word 0 | check | value length:32, key length:16, flags:16 | key | value | expiry:64 if a flag says so |
 //! ```
+//!
+//! A block above 320 KiB lies in a run of pages: see `pages`.
+
+mod pages;
+
+pub use pages::{
+    MARKER, PAGE_BYTES, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS, Run,
+    SEGMENT_PAGES, is_large, pages_of, stored_bytes,
+};
 
 /// Bytes of a granule, the unit of places and spans.
 pub const GRANULE_BYTES: u64 = 16;
@@ -166,10 +175,13 @@ pub enum Counter {
     Evictions,
     /// Places that clients reported as hits.
     HitsReported,
+    /// Large values whose upload was begun, and those of them that were given up before their end.
+    Uploads,
+    UploadsAbandoned,
 }
 
 /// Counters, their names, in the order of [`Counter`].
-pub const COUNTER_NAMES: [&str; 30] = [
+pub const COUNTER_NAMES: [&str; 32] = [
     "keys",
     "block_bytes",
     "data_bytes",
@@ -200,6 +212,8 @@ pub const COUNTER_NAMES: [&str; 30] = [
     "expired",
     "evictions",
     "hits_reported",
+    "uploads",
+    "uploads_abandoned",
 ];
 
 /// Counts of evicted keys by the seconds since they were used last: less than 1, less than 2, less than 4 and so on; the last
@@ -222,6 +236,8 @@ pub enum SegmentKind {
     Index = 3,
     /// Blocks of one size class.
     Blocks = 4,
+    /// Pages of large blocks.
+    Large = 5,
 }
 
 /// An entry of the segment table: `kind:8 | class:8 | 0`.
@@ -247,6 +263,7 @@ impl SegmentEntry {
             2 => SegmentKind::Directory,
             3 => SegmentKind::Index,
             4 => SegmentKind::Blocks,
+            5 => SegmentKind::Large,
             _ => return None,
         };
         let class = (word >> 8) as u8;
@@ -434,16 +451,28 @@ impl Place {
 pub struct Span(pub u8);
 
 impl Span {
+    /// The largest span of a block in one piece: a size class.
+    pub const SMALL_MAX: Span = Span::of_bytes(crate::limits::SMALL_BLOCK_MAX_BYTES);
+
+    /// The largest span of all, of a run of pages.
+    pub const MAX: Span = Span::of_bytes(pages::BLOCK_PAGES_MAX as usize * PAGE_BYTES as usize);
+
     /// The smallest span of at least `bytes`.
-    pub fn of_bytes(bytes: usize) -> Span {
-        let granules = (bytes as u64).div_ceil(GRANULE_BYTES).max(1);
+    pub const fn of_bytes(bytes: usize) -> Span {
+        let granules = (bytes as u64).div_ceil(GRANULE_BYTES);
         if granules <= 16 {
-            return Span(granules as u8);
+            return Span(if granules == 0 { 1 } else { granules as u8 });
         }
         // The step's base is the largest power of two below `granules`; a step is an eighth of it.
         let shift = (granules - 1).ilog2() - 3;
         let eighths = ((granules - 1) >> shift) - 8;
         Span((17 + (shift - 1) * 8 + eighths as u32) as u8)
+    }
+
+    /// True if it is that of a block in pages: then it says how many bytes its pages have at most.
+    #[inline]
+    pub fn is_large(self) -> bool {
+        self > Span::SMALL_MAX
     }
 
     /// Granules to read.
@@ -467,11 +496,6 @@ impl Span {
     pub fn words(self) -> usize {
         self.bytes() as usize / 8
     }
-}
-
-/// The largest span that a block can have.
-pub fn span_max() -> Span {
-    Span::of_bytes(crate::limits::BLOCK_MAX_BYTES)
 }
 
 /// A slot of an index line: where the block of a key may be.
@@ -597,7 +621,7 @@ mod tests {
 
     #[test]
     fn the_span_of_a_length_is_the_smallest_that_holds_it() {
-        for bytes in (1..70_000).chain((1 << 20) - 9..=crate::limits::BLOCK_MAX_BYTES) {
+        for bytes in (1..70_000).chain((1 << 20) - 9..=(1 << 20) + 1000) {
             let span = Span::of_bytes(bytes);
             assert!(span.bytes() >= bytes as u64, "{bytes}");
             assert!(span.0 == 1 || Span(span.0 - 1).bytes() < bytes as u64, "{bytes}");
@@ -628,7 +652,9 @@ mod tests {
         }
         let blocks = SegmentEntry { kind: SegmentKind::Blocks, class: 9 };
         assert_eq!(SegmentEntry::decode(blocks.encode()), Some(blocks));
-        for word in [5, 0x0104_0000, 0x0003 | 9 << 8, 4] {
+        let large = SegmentEntry { kind: SegmentKind::Large, class: 0 };
+        assert_eq!(SegmentEntry::decode(large.encode()), Some(large));
+        for word in [6, 0x0105, 0x0104_0000, 0x0003 | 9 << 8, 4] {
             assert_eq!(SegmentEntry::decode(word), None, "{word:#x}");
         }
     }

@@ -15,6 +15,8 @@ pub mod hash;
 #[cfg(not(loom))]
 pub mod hello;
 #[cfg(not(loom))]
+pub mod large;
+#[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
 pub mod limits;

@@ -5,15 +5,30 @@ use crate::layout;
 /// Bytes of the longest key. Keys share their block with the value and are copied into every request.
 pub const KEY_MAX_BYTES: usize = 1024;
 
-/// Bytes of the largest value.
-pub const VALUE_MAX_BYTES: usize = 1 << 20;
+/// Bytes of the largest value that a server can be told to take. Lengths have 32 bits in messages and blocks.
+pub const VALUE_MAX_BYTES: usize = 1 << 30;
 
 /// The longest time that a key can be given to live: 100 years of 365 days.
 pub const TTL_MAX_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
 
-/// Bytes of the largest block: header, key, value, expiry.
-pub const BLOCK_MAX_BYTES: usize =
-    layout::BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + layout::EXPIRY_BYTES;
+/// Bytes of the largest value that a server takes unless it is told otherwise.
+pub const VALUE_MAX_DEFAULT_BYTES: usize = 64 << 20;
+
+/// Bytes of the largest block that lies in a size class, in one piece; larger ones lie in runs of pages. Beyond this a class
+/// would waste too much of a segment: six blocks of 320 KiB leave 6 % of it unused, five of 384 KiB would leave 8 %, three
+/// of 576 KiB 16 %.
+pub const SMALL_BLOCK_MAX_BYTES: usize = 320 << 10;
+
+/// Pages of a large block that one READ brings. So many are copied, hashed and put together while they are in the
+/// processor's cache.
+pub const PAGES_PER_READ: u64 = 4;
+
+/// READs of one large block that are in flight, or whose pages wait for those before them.
+pub const PAGE_READS_MAX: usize = 4;
+
+/// Bytes of a value that the server answers to one GET by SEND; the client asks for the rest by further ones. What a server
+/// keeps for a client that does not take its answers is no more than this.
+pub const ANSWER_MAX_BYTES: usize = 512 << 10;
 
 /// The smallest region: superblock, directory, one index segment, and five for values.
 pub const REGION_MIN_BYTES: u64 = 8 * layout::SEGMENT_BYTES;
@@ -37,7 +52,7 @@ pub const GET_ATTEMPTS_MAX: u32 = 8;
 /// Times that a GET repeats itself because the directory was stale; each time it reads a new one.
 pub const DIRECTORY_REFRESHES_MAX: u32 = 4;
 
-/// Bytes of value that travel inside a message; larger ones lie in the staging area.
+/// Bytes of value that travel inside a message; larger ones lie in the staging area, whole or part by part.
 pub const INLINE_VALUE_MAX_BYTES: usize = 8 << 10;
 
 /// Bytes of value in one message of a GET answered by the server.
@@ -75,14 +90,14 @@ pub const GRACE_NS_MAX: u64 = GRACE_NS * 1000;
 /// A place counts only if the place epoch was read less than this ago by the client's own clock.
 pub const LEASE_NS: u64 = 1_000_000_000;
 
-/// How long an operation may take unless the user says otherwise.
+/// How long an operation may take, or a large value may come no further, unless the user says otherwise.
 pub const OPERATION_TIMEOUT_NS: u64 = 5_000_000_000;
 
 /// How long a handshake may take; a peer that is silent longer is dropped, or sooner if its place is needed.
 pub const HANDSHAKE_TIMEOUT_NS: u64 = 2_000_000_000;
 
-/// Words of one READ over tcp: the largest block, the largest directory, and every larger piece that a client reads are
-/// below.
+/// Words of one READ over tcp: the largest block in one piece, the largest directory, and every larger piece that a client
+/// reads are below.
 pub const READ_MAX_WORDS: usize = layout::SEGMENT_WORDS;
 
 /// READs that one client has in flight over tcp. They are served one after the other; so many keep the wires busy for the
@@ -117,10 +132,14 @@ pub const VERSION_RESERVE: u64 = 1 << 20;
 /// Stripes of the writers' locks. Two homes collide in one with probability 1 / this.
 pub const STRIPES: usize = 4096;
 
-const _: () =
-    assert!(BLOCK_MAX_BYTES <= READ_MAX_WORDS * 8 && 1 << layout::DIRECTORY_DEPTH_MAX <= READ_MAX_WORDS);
+const _: () = assert!(
+    SMALL_BLOCK_MAX_BYTES <= READ_MAX_WORDS * 8 && 1 << layout::DIRECTORY_DEPTH_MAX <= READ_MAX_WORDS
+);
+const _: () = assert!(PAGES_PER_READ * layout::PAGE_BYTES <= READ_MAX_WORDS as u64 * 8);
 const _: () = assert!(STRIPES.is_power_of_two());
-const _: () = assert!(BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);
+const _: () = assert!(SMALL_BLOCK_MAX_BYTES < layout::SEGMENT_BYTES as usize);
+const _: () = assert!(SMALL_BLOCK_MAX_BYTES <= ANSWER_MAX_BYTES, "such a value is answered as a whole");
+const _: () = assert!(VALUE_MAX_DEFAULT_BYTES <= VALUE_MAX_BYTES);
 const _: () = assert!(KEY_MAX_BYTES <= u16::MAX as usize && VALUE_MAX_BYTES <= u32::MAX as usize);
 const _: () = assert!(GRACE_NS < LEASE_NS);
 const _: () = assert!(RDMA_REQUESTS_IN_FLIGHT_MAX <= REQUESTS_IN_FLIGHT_MAX);

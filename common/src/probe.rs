@@ -5,10 +5,10 @@ use wide::{i64x4, u64x4};
 use crate::adversary::{Mutant, mutant};
 use crate::hash::KeyHash;
 use crate::layout::{
-    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_WORDS, LineNumber, MAGIC, SEGMENT_BYTES,
-    SEGMENT_LINES, SEGMENT_WORDS, Slot, WINDOW_WORDS, superblock,
+    DIRECTORY_DEPTH_MAX, HOME_LINES, Header, LAYOUT_VERSION, LINE_WORDS, LineNumber, MAGIC, Run,
+    SEGMENT_BYTES, SEGMENT_LINES, SEGMENT_WORDS, Slot, Span, WINDOW_WORDS, superblock,
 };
-use crate::limits::{GRACE_NS_MAX, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES};
+use crate::limits::{GRACE_NS_MAX, LEASE_NS, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES};
 
 /// What is wrong with a superblock, in the words of whoever has to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +55,8 @@ pub struct TableView {
     pub lease_ns: u64,
     /// The server evicts, and wants to hear of hits.
     pub evicts: bool,
+    /// Bytes of the largest value that the server takes.
+    pub value_max_bytes: usize,
     /// Word at which the directory starts.
     pub directory_word: usize,
     /// Index segments by low hash bits.
@@ -85,6 +87,8 @@ impl TableView {
         check("GRACE", grace_ns, grace_ns > 0 && grace_ns <= GRACE_NS_MAX)?;
         let lease_ns = words[superblock::LEASE_NS];
         check("LEASE", lease_ns, lease_ns > 0 && lease_ns <= LEASE_NS * 1000)?;
+        let value_max_bytes = words[superblock::VALUE_MAX_BYTES];
+        check("largest value", value_max_bytes, (1..=VALUE_MAX_BYTES as u64).contains(&value_max_bytes))?;
         Ok(TableView {
             table_id: words[superblock::TABLE_ID],
             incarnation: words[superblock::INCARNATION],
@@ -93,6 +97,7 @@ impl TableView {
             grace_ns,
             lease_ns,
             evicts: words[superblock::EVICTS] == 1,
+            value_max_bytes: value_max_bytes as usize,
             directory_word: directory as usize * SEGMENT_WORDS,
             directory: Vec::new(),
             depth: 0,
@@ -142,15 +147,21 @@ impl TableView {
         LineNumber::new(self.directory[hash.prefix(self.depth) as usize], hash.home())
     }
 
-    /// How many words to read for the block that a slot names, or `None` if no block can be there. Spans are rounded
-    /// up to a class, so the last block of the region may be given fewer words than its span.
+    /// How many words to read for the block that a slot names, or `None` if no block in one piece can be there. Spans are
+    /// rounded up to a class, so the last block of the region may be given fewer words than its span.
     #[inline]
     pub fn block_words(&self, slot: Slot) -> Option<usize> {
-        if slot.span().0 == 0 || slot.span() > crate::layout::span_max() {
+        if slot.span().0 == 0 || slot.span() > Span::SMALL_MAX {
             return None;
         }
         let room = self.region_words.checked_sub(slot.place().word()).filter(|&room| room > 0)?;
         Some(slot.span().words().min(room))
+    }
+
+    /// The first page of the large block that a slot names, or `None` if no such block can be there.
+    pub fn first_page(&self, slot: Slot) -> Option<Run> {
+        let run = Run::at(slot.place(), 1).filter(|_| slot.span().is_large() && slot.span() <= Span::MAX)?;
+        (run.page_word(1) <= self.region_words).then_some(run)
     }
 
     /// Index lines of all segments that the directory names.
@@ -295,7 +306,7 @@ fn answers(header: Header, is_moving: bool) -> LineState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Place, Span};
+    use crate::layout::Place;
     use crate::limits::GRACE_NS;
     use proptest::prelude::*;
 
@@ -307,6 +318,7 @@ mod tests {
         words[superblock::DIRECTORY_SEGMENT] = 1;
         words[superblock::GRACE_NS] = GRACE_NS;
         words[superblock::LEASE_NS] = LEASE_NS;
+        words[superblock::VALUE_MAX_BYTES] = VALUE_MAX_BYTES as u64;
         words
     }
 
@@ -324,6 +336,8 @@ mod tests {
             (superblock::DIRECTORY_SEGMENT, u64::MAX),
             (superblock::GRACE_NS, 0),
             (superblock::LEASE_NS, u64::MAX),
+            (superblock::VALUE_MAX_BYTES, 0),
+            (superblock::VALUE_MAX_BYTES, VALUE_MAX_BYTES as u64 + 1),
         ] {
             let mut words_bad = good.clone();
             words_bad[at] = bad;
@@ -415,6 +429,9 @@ mod tests {
                 let slot = Slot(word);
                 if let Some(len) = view.block_words(slot) {
                     prop_assert!(len > 0 && slot.place().word() + len <= view.region_words);
+                }
+                if let Some(page) = view.first_page(slot) {
+                    prop_assert!(page.place() == slot.place() && page.page_word(1) <= view.region_words);
                 }
             }
         }

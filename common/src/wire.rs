@@ -88,7 +88,9 @@ const HINT: u8 = 2;
 pub enum Op {
     /// An empty reply.
     Ping = 0,
-    /// The value, read by the server: the answer of last resort.
+    /// The value, read by the server: the answer of last resort. If the request has a value, it is 8 bytes: how many bytes of
+    /// the key's value the client has already. The answer has at most [`ANSWER_MAX_BYTES`](crate::limits::ANSWER_MAX_BYTES)
+    /// from there on.
     Get = 1,
     /// Insert or update.
     Put = 2,
@@ -104,17 +106,24 @@ pub enum Op {
     GetAndTouch = 7,
     /// How long the key will live: 8 bytes, the ns that are left; none if it has no end.
     Ttl = 8,
+    /// Begin to put a value that lies in pages and comes in parts. The value of the request is 8 bytes: how many bytes it
+    /// will have. What was begun before in this session and not ended is given up.
+    PutBegin = 9,
+    /// The next part of that value.
+    PutPart = 10,
+    /// Put what has come, under the key with which it was begun.
+    PutEnd = 11,
     /// The keys of a part of a walk over all keys. The value is the cursor, 8 bytes; the reply's version is that of the part
     /// behind it, 0 if there is none.
-    Scan = 9,
+    Scan = 12,
     /// The same, and the keys are deleted; the reply has their number, 8 bytes.
-    Clear = 10,
+    Clear = 13,
     /// The value is places, 8 bytes each, in which the client has found values: a server that evicts spares them.
-    Hits = 11,
+    Hits = 14,
 }
 
 impl Op {
-    const ALL: [Op; 12] = [
+    const ALL: [Op; 15] = [
         Op::Ping,
         Op::Get,
         Op::Put,
@@ -124,28 +133,39 @@ impl Op {
         Op::Touch,
         Op::GetAndTouch,
         Op::Ttl,
+        Op::PutBegin,
+        Op::PutPart,
+        Op::PutEnd,
         Op::Scan,
         Op::Clear,
         Op::Hits,
     ];
 
-    /// True if it changes its key, and only that.
-    pub fn is_write(self) -> bool {
-        !matches!(self, Op::Ping | Op::Get | Op::Ttl | Op::Scan | Op::Clear | Op::Hits)
+    fn decode(code: u8) -> Option<Op> {
+        Op::ALL.into_iter().find(|&op| op as u8 == code)
     }
 
-    /// True if it is about a key.
-    fn takes_key(self) -> bool {
-        !matches!(self, Op::Ping | Op::Scan | Op::Clear | Op::Hits)
+    /// True if it changes its key, and only that, and may have a condition.
+    pub fn is_write(self) -> bool {
+        match self {
+            Op::Put | Op::Delete | Op::Add | Op::Append | Op::Touch | Op::GetAndTouch | Op::PutEnd => true,
+            Op::Ping | Op::Get | Op::Ttl | Op::PutBegin | Op::PutPart | Op::Scan | Op::Clear | Op::Hits => false,
+        }
+    }
+
+    /// True if it names a key.
+    pub fn has_key(self) -> bool {
+        !matches!(self, Op::Ping | Op::PutPart | Op::Scan | Op::Clear | Op::Hits)
     }
 
     /// True if it comes with a value, of which this says what length it may have.
     fn takes_value_of(self, value_bytes: usize, is_staged: bool) -> bool {
         match self {
-            Op::Put | Op::Append => true,
-            Op::Add | Op::Scan | Op::Clear => value_bytes == size_of::<u64>() && !is_staged,
+            Op::Put | Op::Append | Op::PutPart => true,
+            Op::Add | Op::PutBegin | Op::Scan | Op::Clear => value_bytes == size_of::<u64>() && !is_staged,
             Op::Hits => value_bytes.is_multiple_of(8) && value_bytes <= HITS_PER_REPORT_MAX * 8 && !is_staged,
-            Op::Ping | Op::Get | Op::Delete | Op::Touch | Op::GetAndTouch | Op::Ttl => {
+            Op::Get => (value_bytes == 0 || value_bytes == size_of::<u64>()) && !is_staged,
+            Op::Ping | Op::Delete | Op::Touch | Op::GetAndTouch | Op::Ttl | Op::PutEnd => {
                 value_bytes == 0 && !is_staged
             }
         }
@@ -153,7 +173,7 @@ impl Op {
 
     /// True if a time to live may come with it.
     fn takes_ttl(self) -> bool {
-        matches!(self, Op::Put | Op::Touch | Op::GetAndTouch)
+        matches!(self, Op::Put | Op::Touch | Op::GetAndTouch | Op::PutBegin)
     }
 }
 
@@ -217,6 +237,16 @@ pub enum Value<'a> {
         /// What its bytes must hash to.
         hash: u64,
     },
+}
+
+impl Value<'_> {
+    /// Bytes of the value.
+    pub fn len_bytes(self) -> usize {
+        match self {
+            Value::Inline(bytes) => bytes.len(),
+            Value::Staged { len_bytes, .. } => len_bytes as usize,
+        }
+    }
 }
 
 /// A request, borrowed from the message that carries it.
@@ -293,7 +323,7 @@ impl<'a> Request<'a> {
 
     fn decode_rest(header: &RequestHeader, rest: &'a [u8]) -> Result<Request<'a>, Refusal> {
         let malformed = |reason| Refusal::Malformed { reason };
-        let op = *Op::ALL.get(header.op as usize).ok_or(malformed(Malformed::UnknownOp))?;
+        let op = Op::decode(header.op).ok_or(malformed(Malformed::UnknownOp))?;
         let (key_bytes, value_bytes) = (header.key_bytes.get() as usize, header.value_bytes.get());
         let condition =
             Condition::decode((header.flags & CONDITION) >> CONDITION_SHIFT, header.operand.get());
@@ -318,8 +348,8 @@ impl<'a> Request<'a> {
         if rest.len() != key_bytes + inline_bytes {
             return Err(malformed(Malformed::Length));
         }
-        if op.takes_key() != (key_bytes > 0) {
-            return Err(if op.takes_key() { Refusal::KeyEmpty } else { malformed(Malformed::Length) });
+        if op.has_key() == (key_bytes == 0) {
+            return Err(if op.has_key() { Refusal::KeyEmpty } else { malformed(Malformed::Length) });
         }
         if key_bytes > KEY_MAX_BYTES {
             return Err(Refusal::KeyTooLong { found_bytes: key_bytes as u64 });

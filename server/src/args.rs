@@ -19,6 +19,9 @@ pub struct Flags {
     /// Size of the region that holds index and values, as 64GiB, 512MiB or plain bytes [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Size of the largest value that is taken, up to 1GiB [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub max_value: Option<String>,
     /// Unix socket that clients connect to [default: $XDG_RUNTIME_DIR/kv.sock, else /tmp/kv-UID.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<String>,
@@ -78,6 +81,7 @@ impl Flags {
         let list = |key, values: &Vec<String>| (!values.is_empty()).then(|| (key, values.clone()));
         [
             single("memory", &self.memory),
+            single("max-value", &self.max_value),
             single("socket", &self.socket),
             single("listen", &self.listen),
             single("rdma", &self.rdma),

@@ -14,7 +14,7 @@ type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
 
 impl Worker {
     /// Serves one request message of `session` and hands its replies to `sink`: one, or several in order for a value
-    /// larger than `limits::REPLY_CHUNK_BYTES`. `staging` is the memory that this client lends to the server.
+    /// larger than `limits::REPLY_CHUNK_BYTES`, of which an answer has at most `limits::ANSWER_MAX_BYTES`. `staging` is the memory that this client lends to the server.
     ///
     /// Any bytes may come: what is no request is refused, under sequence number 0 if it has none.
     pub fn handle(&mut self, session: u64, message: &[u8], staging: Option<&Words>, sink: Sink<'_>) {
@@ -42,20 +42,27 @@ impl Worker {
         waiting: Option<&mut Waiting>,
         sink: Sink<'_>,
     ) -> bool {
+        let mut ends_upload = false;
         let served = match Request::decode(message) {
             Err((seq, refusal)) => Err((seq.unwrap_or(0), refusal)),
             Ok(request) if request.session != session => {
                 Err((request.seq, Refusal::Malformed { reason: Malformed::Session }))
             }
-            Ok(request) => self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal)),
+            Ok(request) => {
+                ends_upload = request.op == Op::PutEnd;
+                self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal))
+            }
         };
-        if let Err((_, Refusal::RegionFull { .. } | Refusal::IndexFull { .. })) = served
-            && waiting.is_some_and(|waiting| self.is_worth_waiting(waiting))
+        if let Err((_, refusal)) = served
+            && waiting.is_some_and(|waiting| self.is_worth_waiting(refusal, waiting))
         {
             return false;
         }
         self.count(Counter::Requests);
         if let Err((seq, refusal)) = served {
+            if ends_upload {
+                self.abandon(session);
+            }
             self.count(Counter::Refused);
             sink(&Reply::new(seq, Status::Refused(refusal), 0));
         }
@@ -75,7 +82,17 @@ impl Worker {
             Op::Scan | Op::Clear => self.serve_part(request, ack.sink),
             Op::Get => {
                 self.count(Counter::GetsByServer);
-                reply_value(seq, self.get(request.key), ack.sink);
+                let from_bytes = operand(request).unwrap_or(0);
+                reply_value(seq, self.get(request.key, from_bytes), ack.sink);
+            }
+            Op::PutBegin => {
+                let value_bytes = operand(request).expect("the message was decoded");
+                self.begin_upload(request.session, request.key, value_bytes, request.ttl_ns)?;
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
+            }
+            Op::PutPart => {
+                self.upload_part(request.session, request.value, staging)?;
+                (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             Op::Ttl => {
                 let found = self.ttl(request.key);
@@ -97,8 +114,7 @@ impl Worker {
                 self.count_condition(request.condition, &outcome);
                 match outcome {
                     Outcome::Written(Written { version, .. }) if request.op == Op::GetAndTouch => {
-                        let bytes = self.changed_value();
-                        reply_value(seq, Some(Value { version, bytes }), ack.sink);
+                        reply_value(seq, Some(self.touched_value(version)), ack.sink);
                     }
                     _ => ack.after_stores(&outcome),
                 }
@@ -114,11 +130,13 @@ impl Worker {
         if request.op == Op::Scan {
             let mut keys = Vec::new();
             let next = self.scan(cursor, &mut keys);
-            return reply_value(request.seq, Some(Value { version: next, bytes: &keys }), sink);
+            let part = Value { version: next, total_bytes: keys.len(), bytes: &keys };
+            return reply_value(request.seq, Some(part), sink);
         }
         let (deleted, next) = self.clear(cursor);
         let bytes = &deleted.to_le_bytes();
-        reply_value(request.seq, Some(Value { version: next, bytes }), sink);
+        let part = Value { version: next, total_bytes: bytes.len(), bytes };
+        reply_value(request.seq, Some(part), sink);
     }
 
     fn write_request(
@@ -130,6 +148,10 @@ impl Worker {
         let Request { op, key, condition, ttl_ns, .. } = *request;
         if op == Op::Delete {
             return Ok(self.delete(key, condition, ack));
+        }
+        if op == Op::PutEnd {
+            self.count(Counter::Puts);
+            return self.end_upload(request.session, key, condition, ack);
         }
         let mut scratch = std::mem::take(&mut self.staged);
         let outcome = value_bytes(request.value, staging, &mut scratch).and_then(|value| {
@@ -160,6 +182,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// The number that is the value of a request, if it has one.
+fn operand(request: &Request<'_>) -> Option<u64> {
+    let kv_common::wire::Value::Inline(bytes) = request.value else { return None };
+    bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
 /// The one reply to a write.
@@ -203,16 +231,16 @@ impl Ack<'_> {
     }
 }
 
-/// The value in as many messages as it takes; an empty one takes one too.
+/// A value, or a part of it, in as many messages as it takes; an empty one takes one too.
 fn reply_value(seq: u64, value: Option<Value<'_>>, sink: Sink<'_>) {
-    let Some(Value { version, bytes }) = value else {
+    let Some(Value { version, total_bytes, bytes }) = value else {
         return sink(&Reply::new(seq, Status::NotFound, 0));
     };
     let mut start = 0;
     loop {
         let end = bytes.len().min(start + REPLY_CHUNK_BYTES);
         sink(&Reply {
-            total_bytes: bytes.len() as u32,
+            total_bytes: total_bytes as u32,
             has_more: end < bytes.len(),
             chunk: &bytes[start..end],
             ..Reply::new(seq, Status::Done, version)

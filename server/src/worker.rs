@@ -311,6 +311,7 @@ impl Worker {
         self.shared.mailboxes[self.index].note_ended();
         self.count(Counter::Sessions, 1u64.wrapping_neg());
         let (number, peer) = (session.number, session.peer);
+        self.writer.end_session(number);
         match end {
             End::Gone => debug!(session = number, %peer, "client gone"),
             #[cfg(feature = "verbs")]

@@ -3,11 +3,11 @@
 mod table_support;
 
 use kv_common::hash::payload_hash;
-use kv_common::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, REPLY_CHUNK_BYTES, VALUE_MAX_BYTES};
+use kv_common::limits::{INLINE_VALUE_MAX_BYTES, KEY_MAX_BYTES, REPLY_CHUNK_BYTES};
 use kv_common::region::Words;
 use kv_common::wire::{Condition, Malformed, Op, REQUEST_HEADER_BYTES, Refusal, Request, Status, Value};
 use proptest::prelude::*;
-use table_support::{Client, SESSION, table};
+use table_support::{Client, SESSION, VALUE_MAX_BYTES, table};
 
 fn bytes_of(request: &Request<'_>) -> Vec<u8> {
     request.parts(&request.header()).concat()
@@ -88,7 +88,7 @@ proptest! {
     #[test]
     fn arbitrary_messages_are_answered(
         messages in prop::collection::vec(
-            (prop::collection::vec(any::<u8>(), 0..120), any::<bool>(), 0u8..6, 0u8..3, 0u16..20, any::<bool>()), 1..50,
+            (prop::collection::vec(any::<u8>(), 0..120), any::<bool>(), 0u8..12, 0u8..3, 0u16..20, any::<bool>()), 1..50,
         ),
     ) {
         let table = table(8, 1, None);

@@ -3,7 +3,7 @@
 mod table_support;
 
 use kv_common::layout::{LINE_SLOTS, SEGMENT_LINES, Span};
-use kv_common::limits::{OVERFLOW_CHAIN_MAX, VALUE_MAX_BYTES};
+use kv_common::limits::OVERFLOW_CHAIN_MAX;
 use kv_common::wire::{Refusal, Status};
 use table_support::{Client, config, keys_of_one_home, table};
 
@@ -65,7 +65,7 @@ fn a_full_index_segment_refuses_new_keys_and_keeps_the_others() {
     let mut client = Client::new(&table, 0);
     // Values and index share the free segments; when the index wants one, there is none left.
     for name in [b"one", b"two"] {
-        assert_eq!(client.put(name, &vec![0; VALUE_MAX_BYTES]).status, Status::Done);
+        assert_eq!(client.put(name, &vec![0; 1 << 20]).status, Status::Done);
     }
     let mut inserted = 0;
     let refusal = loop {
@@ -150,7 +150,8 @@ fn keys_stay_in_their_slots_while_their_neighbours_come_and_go() {
 fn a_full_region_leaves_everything_readable() {
     let table = table(8, 1, None);
     let mut client = Client::new(&table, 0);
-    let value = |i: u64| vec![i as u8; VALUE_MAX_BYTES];
+    // Six fit into a segment.
+    let value = |i: u64| vec![i as u8; 300_000];
     let mut inserted = 0;
     let refusal = loop {
         match client.put(&key(inserted), &value(inserted)).refusal() {
@@ -158,9 +159,9 @@ fn a_full_region_leaves_everything_readable() {
             Some(refusal) => break refusal,
         }
     };
-    let block_bytes = Span::of_bytes(24 + 8 + VALUE_MAX_BYTES).bytes();
+    let block_bytes = Span::of_bytes(24 + 8 + 300_000).bytes();
     assert_eq!(refusal, Refusal::RegionFull { block_bytes, free_segments: 0 });
-    assert_eq!(inserted, 5, "a block above 1 MiB takes one of the five segments");
+    assert_eq!(inserted, 5 * 6, "six blocks of 320 KiB take one of the five segments");
     // A large update needs a second block, which is not there; the old value stays.
     assert_eq!(client.put(&key(0), &value(99)).refusal(), Some(refusal));
     assert_eq!(client.compare_and_set(&key(0), 1, &value(99)).refusal(), Some(refusal));

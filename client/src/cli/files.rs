@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use kv_client::{Client, Completion, Error, KEY_MAX_BYTES, Outcome, Ticket, VALUE_MAX_BYTES};
+use kv_client::{Client, Completion, Error, KEY_MAX_BYTES, Outcome, Ticket};
 
 use super::{CliError, End, io, print, progress};
 
-/// PUTs under way at once.
+/// PUTs under way at once, and bytes of their values, if that is more than one value.
 const DEPTH: usize = 32;
+const DEPTH_BYTES: u64 = 64 << 20;
 
 #[derive(Args)]
 pub(super) struct FilesArguments {
@@ -34,8 +35,8 @@ struct File {
 }
 
 impl File {
-    fn fits(&self) -> bool {
-        self.key.len() <= KEY_MAX_BYTES && self.bytes <= VALUE_MAX_BYTES as u64
+    fn fits(&self, client: &Client) -> bool {
+        self.key.len() <= KEY_MAX_BYTES && self.bytes <= client.value_max_bytes() as u64
     }
 }
 
@@ -62,14 +63,14 @@ impl<'a> Tally<'a> {
         }
     }
 
-    fn too_large(&mut self, file: &File) {
+    fn too_large(&mut self, file: &File, client: &Client) {
         self.too_large += 1;
         if !self.arguments.skip_too_large {
-            let (key_bytes, bytes) = (file.key.len(), file.bytes);
+            let (key_bytes, bytes, most) = (file.key.len(), file.bytes, client.value_max_bytes());
             self.name(
                 &file.path,
                 &format!(
-                    "key of {key_bytes} bytes (at most {KEY_MAX_BYTES}), value of {bytes} (at most {VALUE_MAX_BYTES}); \
+                    "key of {key_bytes} bytes (at most {KEY_MAX_BYTES}), value of {bytes} (at most {most}); \
                      --skip-too-large leaves such files out"
                 ),
             );
@@ -103,15 +104,19 @@ pub(super) fn load(client: &mut Client, arguments: &FilesArguments) -> Result<En
     let mut in_flight: HashMap<Ticket, (&Path, u64)> = HashMap::new();
     for file in &files {
         bar.inc(1);
-        if !file.fits() {
-            tally.too_large(file);
+        if !file.fits(client) {
+            tally.too_large(file, client);
             continue;
         }
-        while in_flight.len() >= DEPTH {
+        let is_deep = |in_flight: &HashMap<Ticket, (&Path, u64)>| {
+            let bytes: u64 = in_flight.values().map(|&(_, bytes)| bytes).sum();
+            in_flight.len() >= DEPTH || (bytes + file.bytes > DEPTH_BYTES && !in_flight.is_empty())
+        };
+        while is_deep(&in_flight) {
             stored(client.wait()?, &mut in_flight, &mut tally)?;
         }
         match std::fs::read(&file.path) {
-            Ok(bytes) if bytes.len() > VALUE_MAX_BYTES => tally.too_large(file),
+            Ok(bytes) if bytes.len() > client.value_max_bytes() => tally.too_large(file, client),
             Ok(bytes) => {
                 in_flight.insert(client.submit_put(&file.key, &bytes)?, (&file.path, bytes.len() as u64));
             }
@@ -155,8 +160,8 @@ pub(super) fn verify(client: &mut Client, arguments: &FilesArguments) -> Result<
     let mut value = Vec::new();
     for file in &files {
         bar.inc(1);
-        if !file.fits() {
-            tally.too_large(file);
+        if !file.fits(client) {
+            tally.too_large(file, client);
             continue;
         }
         let bytes = match std::fs::read(&file.path) {

@@ -101,7 +101,7 @@ fn page(client: &Client, look: &Look, before: Option<&Look>) -> String {
             counter("inserts_waited")
         ),
     );
-    let block_segments_bytes = stat.segments.blocks * SEGMENT_BYTES;
+    let block_segments_bytes = (stat.segments.blocks + stat.segments.large) * SEGMENT_BYTES;
     let used_bytes = counter("block_bytes");
     let used = share(used_bytes, block_segments_bytes);
     line("blocks", format!("{} in use, {used:.1} % of {}", bytes(used_bytes), bytes(block_segments_bytes)));
@@ -160,7 +160,7 @@ fn map(entries: &[SegmentEntry]) -> String {
     let per_cell = entries.len().div_ceil(MAP_CELLS_PER_LINE * MAP_LINES_MAX).max(1);
     let cells: Vec<char> = entries.chunks(per_cell).map(cell).collect();
     let mut text = format!(
-        "map         a cell is {}: S system, I index, B blocks, . free\n",
+        "map         a cell is {}: S system, I index, B blocks, L large values, . free\n",
         bytes(per_cell as u64 * SEGMENT_BYTES)
     );
     for line in cells.chunks(MAP_CELLS_PER_LINE) {
@@ -176,6 +176,7 @@ fn cell(entries: &[SegmentEntry]) -> char {
         SegmentKind::Superblock | SegmentKind::Directory => 'S',
         SegmentKind::Index => 'I',
         SegmentKind::Blocks => 'B',
+        SegmentKind::Large => 'L',
         SegmentKind::Free => '.',
     });
     let mut counts = BTreeMap::new();

@@ -1,19 +1,22 @@
 //! Drives operations over one connection: polls, feeds, posts, expires.
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
-//! late. `reads.rs` has the GET's side, `now.rs` GETs that need no operation, `requests.rs` messages, `blocking.rs` READs
-//! of other use, `hits.rs` what a server that evicts is told.
+//! late. `reads.rs` has the GET's side, `pages.rs` that of large blocks, `now.rs` GETs that need no operation, `requests.rs`
+//! messages, `staging.rs` the memory that they may name, `blocking.rs` READs of other use, `hits.rs` what a server that evicts
+//! is told.
 
 mod blocking;
 mod hits;
 mod now;
+mod pages;
 mod reads;
 mod requests;
+mod staging;
 
 use std::collections::VecDeque;
 
 use kv_common::hash::KeyHash;
-use kv_common::limits::{CLIENT_OPERATIONS_MAX, EVENTS_PER_TURN_MAX, VALUE_MAX_BYTES};
+use kv_common::limits::{CLIENT_OPERATIONS_MAX, EVENTS_PER_TURN_MAX};
 use kv_common::probe::TableView;
 use kv_common::transport::{Broken, Event, Transport};
 use slab::Slab;
@@ -33,6 +36,7 @@ use hits::Hits;
 pub(crate) use now::{GetNow, InRoom, InScratch};
 use reads::Refresh;
 use requests::InFlight;
+use staging::Staging;
 
 /// Everything of one connection.
 pub(crate) struct Driver<T: Transport> {
@@ -54,11 +58,15 @@ pub(crate) struct Driver<T: Transport> {
     /// Requests sent and not answered to the end, oldest first.
     in_flight: VecDeque<InFlight>,
     next_seq: u64,
-    is_staging_lent: bool,
+    staging: Staging,
 
     /// Where READs that are served at once put their words.
     scratch: Vec<u64>,
+    /// The value that a GET over loads has put together, until its caller takes it.
+    large_value: Vec<u8>,
     spare_buffers: Vec<Vec<u64>>,
+    /// For pages of large blocks.
+    spare_pages: Vec<Vec<u64>>,
     reads_in_flight: usize,
     reads_queued: VecDeque<usize>,
     refresh: Option<Refresh>,
@@ -95,9 +103,11 @@ impl<T: Transport> Driver<T> {
             unsent: VecDeque::new(),
             in_flight: VecDeque::new(),
             next_seq: 1,
-            is_staging_lent: false,
+            staging: Staging::default(),
             scratch: Vec::new(),
+            large_value: Vec::new(),
             spare_buffers: Vec::new(),
+            spare_pages: Vec::new(),
             reads_in_flight: 0,
             reads_queued: VecDeque::new(),
             refresh: None,
@@ -221,6 +231,7 @@ impl<T: Transport> Driver<T> {
         }
         self.unsent.clear();
         self.in_flight.clear();
+        self.staging = Staging::default();
         self.reads_queued.clear();
         self.refresh = None;
     }
@@ -256,6 +267,7 @@ impl<T: Transport> Driver<T> {
     fn end(&mut self, key: usize, outcome: Outcome) {
         let op = self.ops.remove(key);
         self.unsent.retain(|&other| other != key);
+        self.staging.forget(key);
         self.reads_queued.retain(|&other| other != key);
         for request in self.in_flight.iter_mut().filter(|request| request.op == Some(key)) {
             request.op = None;
@@ -352,7 +364,11 @@ impl<T: Transport> Driver<T> {
 
     /// As `submit_get`.
     pub(crate) fn submit_write(&mut self, key: &[u8], write: Write) -> Result<Ticket, Error> {
-        self.submit_request(key, self.view.hash(key), Kind::Write { write, state: SendState::Queued })
+        self.admit()?;
+        self.check_append(&write)?;
+        let upload = self.upload_for(key, &write);
+        let kind = Kind::Write { write, state: SendState::Queued, upload };
+        self.submit_request(key, self.view.hash(key), kind)
     }
 
     /// Starts an operation that is one request.
@@ -397,7 +413,38 @@ impl<T: Transport> Driver<T> {
         let deadline_ns = started_ns.saturating_add(self.timeout_ns);
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.ops.insert(Op { ticket, key: key.to_vec(), hash, started_ns, deadline_ns, kind })
+        self.ops.insert(Op { ticket, key: key.to_vec(), hash, started_ns, deadline_ns, furthest: 0, kind })
+    }
+
+    /// A large value has come as far as `furthest`. If that is further than before, its operation has all its time again, and so
+    /// have those that wait for it: what was submitted behind an upload, and GETs of its key.
+    fn note_progress(&mut self, key: usize, furthest: u64) {
+        if furthest <= self.ops[key].furthest {
+            return;
+        }
+        let deadline_ns = self.transport.now_ns().saturating_add(self.timeout_ns);
+        let op = &mut self.ops[key];
+        (op.furthest, op.deadline_ns) = (furthest, deadline_ns);
+        if !op.is_write() {
+            return;
+        }
+        for &waiting in &self.unsent {
+            self.ops[waiting].deadline_ns = deadline_ns;
+        }
+        for (_, op) in &mut self.ops {
+            if matches!(op.kind, Kind::Get { state: GetState::BehindWrite, .. }) {
+                op.deadline_ns = deadline_ns;
+            }
+        }
+    }
+
+    /// Refuses values beyond what the server takes before they are copied or sent.
+    pub(crate) fn check_value_bytes(&self, found_bytes: usize) -> Result<(), Error> {
+        let limit_bytes = self.view.value_max_bytes;
+        if found_bytes > limit_bytes {
+            return Err(Error::ValueTooLarge { found_bytes, limit_bytes });
+        }
+        Ok(())
     }
 
     fn check_alive(&self) -> Result<(), Error> {
@@ -438,14 +485,6 @@ pub(crate) struct DriverOptions {
     pub(crate) requests_in_flight: usize,
     pub(crate) timeout_ns: u64,
     pub(crate) index_cache_bytes: usize,
-}
-
-/// Refuses values beyond the limit before they are copied or sent.
-pub(crate) fn check_value(value: &[u8]) -> Result<(), Error> {
-    if value.len() > VALUE_MAX_BYTES {
-        return Err(Error::ValueTooLarge { found_bytes: value.len(), limit_bytes: VALUE_MAX_BYTES });
-    }
-    Ok(())
 }
 
 fn memory_error(error: std::io::Error) -> Error {

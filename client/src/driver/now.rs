@@ -21,6 +21,8 @@ const PREFETCH_WORDS_MAX: usize = 256;
 pub(crate) enum GetNow {
     /// The value is at this place in the words of the last READ: those of the landing, or the scratch.
     Found { version: Version, value: Range<usize> },
+    /// The same of a large one: [`Driver::take_large`] has it. It is not in here, so that this is as small as it was.
+    FoundLarge { version: Version },
     /// Proved absent.
     Absent,
     /// Reading does not settle it: ask the server.
@@ -184,6 +186,24 @@ impl<T: Transport> Driver<T> {
                     self.count_get(Some(matches!(now, GetNow::Found { .. })));
                     return Ok(now);
                 }
+                Action::Fetch => {
+                    let Some(epoch_now) = self.fetch_now(&mut get)? else { return Ok(GetNow::Submit) };
+                    action = self.step(&mut get, None, epoch_now, landing);
+                }
+                Action::FoundLarge { version, bytes, expires_ns } => {
+                    match self.judge_large(expires_ns)? {
+                        Judgement::Live => {}
+                        Judgement::LookAt(_) => return Ok(GetNow::Submit),
+                        Judgement::Ask | Judgement::Expired => return Ok(GetNow::Ask),
+                    }
+                    self.count_get(Some(true));
+                    self.large_value = bytes;
+                    return Ok(GetNow::FoundLarge { version });
+                }
+                Action::NoMemory { bytes } => {
+                    self.count_get(None);
+                    return Err(Error::NoMemory { bytes });
+                }
                 Action::Absent => {
                     self.count_get(Some(false));
                     return Ok(GetNow::Absent);
@@ -193,6 +213,20 @@ impl<T: Transport> Driver<T> {
                 Action::RefreshDirectory => return Ok(GetNow::Submit),
             }
         }
+    }
+
+    /// Reads the pages of a large block, and then the place epoch.
+    fn fetch_now(&mut self, get: &mut Get) -> Result<Option<u64>, Error> {
+        let mut epoch = None;
+        while let Some(piece) = get.fetch().next_read() {
+            self.count_piece(piece);
+            epoch = self.land(piece.at_word, piece.len_words, &mut InScratch)?;
+            if epoch.is_none() {
+                break;
+            }
+            get.fetch().feed(&self.scratch[..piece.len_words]);
+        }
+        Ok(epoch)
     }
 
     /// Reads words into the landing and then the place epoch; `None` if this transport's READs take time.
@@ -238,6 +272,12 @@ impl<T: Transport> Driver<T> {
             None => &self.scratch[..len_words],
         };
         get.words(key, words, &mut cx)
+    }
+
+    /// The large value that `get_now` found.
+    #[cold]
+    pub(crate) fn take_large(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.large_value)
     }
 
     /// The bytes in the scratch that `get_now` found.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{Slot, superblock};
+use kv_common::limits::CLIENT_OPERATIONS_MAX;
 use kv_common::probe::TableView;
 use kv_common::region::bytes_of;
 use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
@@ -15,11 +16,13 @@ use super::blocking::Blocking;
 use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context};
-use crate::op::{GetState, Kind, Outcome, SendState, Version};
+use crate::op::{Answer, GetState, Kind, Outcome, SendState, Version};
 
 /// Tokens of READs that belong to no operation.
 const REFRESH_TOKEN: u64 = u64::MAX;
 pub(super) const BLOCKING_TOKEN: u64 = u64::MAX - 1;
+
+const _: () = assert!(CLIENT_OPERATIONS_MAX <= 1 << 16, "a token has 16 bits for the operation");
 
 /// Words of the guard line (owner, place epoch, directory depth, LEASE), and the server's clock behind it.
 const GUARD_WORDS: usize = superblock::CLOCK_NS - superblock::OWNER + 1;
@@ -53,7 +56,7 @@ impl<T: Transport> Driver<T> {
         Error::Broken(broken)
     }
 
-    /// Starts a submitted GET, or starts it over.
+    /// Starts a submitted GET, or starts it over, or goes on once its large block was fetched.
     pub(super) fn start_get(&mut self, key: usize) {
         self.advance(key, None);
     }
@@ -89,6 +92,28 @@ impl<T: Transport> Driver<T> {
                     if let Some(slot) = slot {
                         self.note_hit(slot, true);
                     }
+                    break;
+                }
+                Action::Fetch => {
+                    self.recycle(landed.take());
+                    if !self.fetch_pages(key) {
+                        return;
+                    }
+                }
+                Action::FoundLarge { version, bytes, expires_ns } => {
+                    match self.judge_large(expires_ns) {
+                        Err(_) => return,
+                        Ok(Judgement::Ask | Judgement::Expired) => self.ask(key),
+                        Ok(Judgement::LookAt(at_ns)) => self.wait_for_clock(key, at_ns),
+                        Ok(Judgement::Live) => {
+                            let outcome = self.ops[key].found(Cow::Owned(bytes), version);
+                            self.end(key, outcome);
+                        }
+                    }
+                    break;
+                }
+                Action::NoMemory { bytes } => {
+                    self.end_with_error(key, Error::NoMemory { bytes });
                     break;
                 }
                 Action::Absent => {
@@ -210,6 +235,17 @@ impl<T: Transport> Driver<T> {
         Ok(self.clock.judge(expires_ns, self.transport.now_ns()))
     }
 
+    /// Whether a large value that was read counts, which has this expiry if it has any; the server must say if its time is
+    /// over. READs of its pages take their time: it may have been touched after the first and before its time was over, and
+    /// then the key was never absent.
+    pub(super) fn judge_large(&mut self, expires_ns: Option<u64>) -> Result<Judgement, Error> {
+        let Some(expires_ns) = expires_ns else { return Ok(Judgement::Live) };
+        Ok(match self.judge_expiry(expires_ns)? {
+            Judgement::Expired => Judgement::Ask,
+            other => other,
+        })
+    }
+
     /// Lets an operation wait until the server's clock has been looked at again, at `at_ns` or later.
     fn wait_for_clock(&mut self, key: usize, at_ns: u64) {
         self.stats.clock_looks += 1;
@@ -232,7 +268,7 @@ impl<T: Transport> Driver<T> {
     /// Has the server answer a GET: the answer of last resort.
     pub(super) fn ask(&mut self, key: usize) {
         self.stats.asked_server += 1;
-        self.set_get_state(key, GetState::Asked { state: SendState::Queued, value: Vec::new() });
+        self.set_get_state(key, GetState::Asked { state: SendState::Queued, answer: Answer::default() });
         self.unsent.push_back(key);
         self.send_queued();
     }
@@ -270,17 +306,22 @@ impl<T: Transport> Driver<T> {
     pub(super) fn post_queued_reads(&mut self) {
         while self.reads_in_flight < self.transport.reads_in_flight_max() {
             let Some(key) = self.reads_queued.pop_front() else { return };
-            let Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } = self.ops[key].kind
-            else {
-                unreachable!("queued for a READ")
+            let (at_word, len_words) = match self.ops[key].kind {
+                Kind::Get { state: GetState::ReadQueued { at_word, len_words }, .. } => (at_word, len_words),
+                Kind::Get { state: GetState::Fetching { .. }, .. } => {
+                    self.fetch_pages(key);
+                    continue;
+                }
+                _ => unreachable!("queued for a READ"),
             };
             let buffer = self.buffer_for(key, None, len_words);
             self.post_read(key, at_word, buffer);
         }
     }
 
-    /// An operation's READ: its slab key, and enough of its ticket to tell it from a later one with the same key.
-    fn token(&self, key: usize) -> u64 {
+    /// An operation's READ: its slab key, and enough of its ticket to tell it from a later one with the same key. Between them
+    /// is room for which READ of pages it is, 0 for others.
+    pub(super) fn token(&self, key: usize) -> u64 {
         key as u64 | self.ops[key].ticket.0 << 32 & u64::MAX >> 1
     }
 
@@ -292,8 +333,11 @@ impl<T: Transport> Driver<T> {
             }
             _ => self.reads_in_flight -= 1,
         }
-        let key = token as u32 as usize;
-        let is_wanted = self.ops.contains(key) && self.token(key) == token;
+        let (key, piece) = (token as u16 as usize, token >> 16 & 0xffff);
+        let is_wanted = self.ops.contains(key) && self.token(key) | piece << 16 == token;
+        if piece != 0 {
+            return self.on_pages(is_wanted.then_some(key), piece, buffer.into_words(), result);
+        }
         let landed = if is_wanted { self.land_op(key, buffer) } else { Landed::Private(buffer.into_words()) };
         match result {
             Err(broken) => self.fail_all(broken),
@@ -303,7 +347,7 @@ impl<T: Transport> Driver<T> {
     }
 
     /// The place epoch for a step: a load where READs are loads, else the lease if it is fresh.
-    fn place_epoch(&mut self) -> Result<Option<u64>, Error> {
+    pub(super) fn place_epoch(&mut self) -> Result<Option<u64>, Error> {
         match self.transport.guard_now() {
             Ok(None) => {}
             Ok(epoch) => return Ok(epoch),

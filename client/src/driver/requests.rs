@@ -4,18 +4,18 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use kv_common::counter;
-use kv_common::hash::payload_hash;
-use kv_common::layout::{LINE_WORDS, LineNumber};
+use kv_common::layout::{BLOCK_HEADER_BYTES, EXPIRY_BYTES, LINE_WORDS, LineNumber, is_large};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
-use kv_common::region::{Words, bytes_of_mut};
 use kv_common::transport::{Broken, SendError, Transport};
 use kv_common::wire::{self, Condition, Op as WireOp, Reply, Request, Status};
 
 use super::Driver;
+use super::staging::{Halves, half_bytes};
 use crate::error::Error;
+use crate::get::Get;
 use crate::op::{
-    Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Value, Walk,
-    WalkPart, Write,
+    Answer, Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Upload,
+    Value, Walk, WalkPart, Write,
 };
 
 /// A request that was sent and not answered to the end.
@@ -24,20 +24,34 @@ pub(super) struct InFlight {
     seq: u64,
     /// The operation that waits for it; none if that has ended by its deadline.
     pub(super) op: Option<usize>,
-    /// Its value lies in the staging area, which stays lent until the answer.
-    is_staged: bool,
+    step: Step,
+    /// What of the staging area stays lent until the answer.
+    halves: Halves,
     /// It reports hits; nobody waits for it.
     is_report: bool,
 }
 
 impl InFlight {
     pub(super) fn report(seq: u64) -> InFlight {
-        InFlight { seq, op: None, is_staged: false, is_report: true }
+        InFlight { seq, op: None, step: Step::Whole, halves: 0, is_report: true }
     }
 
     pub(super) fn is_report(&self) -> bool {
         self.is_report
     }
+}
+
+/// What a message is to its operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// All of it.
+    Whole,
+    /// The beginning of an upload, a part of so many bytes, its end.
+    Begin,
+    Part {
+        bytes: usize,
+    },
+    End,
 }
 
 impl<T: Transport> Driver<T> {
@@ -47,35 +61,93 @@ impl<T: Transport> Driver<T> {
             if self.in_flight.len() >= self.requests_in_flight_max {
                 return;
             }
-            let Some(value) = wire_value(&self.ops[key], self.is_staging_lent) else { return };
-            let is_staged = matches!(value, wire::Value::Staged { .. });
-            if is_staged {
-                let len_words = stage(self.transport.staging(), value_bytes(&self.ops[key]));
-                match self.transport.stage(0, len_words) {
-                    Ok(()) => {}
-                    Err(SendError::Full) => return,
-                    Err(SendError::Broken(broken)) => return self.fail_all(broken),
-                }
-            }
-            let op = &self.ops[key];
-            let (wire_op, condition, ttl_ns) = wire_op(op);
-            let request = Request {
-                condition,
-                ttl_ns,
-                ..Request::new(self.next_seq, self.session, wire_op, &op.key, value)
-            };
-            match self.transport.send(&request.parts(&request.header())) {
+            let step = self.next_step(key);
+            match self.send_step(key, step) {
                 Ok(()) => {}
                 Err(SendError::Full) => return,
                 Err(SendError::Broken(broken)) => return self.fail_all(broken),
             }
-            let (seq, op) = (self.next_seq, Some(key));
-            self.in_flight.push_back(InFlight { seq, op, is_staged, is_report: false });
-            self.next_seq += 1;
-            self.is_staging_lent |= is_staged;
-            self.unsent.pop_front();
-            mark_sent(&mut self.ops[key]);
+            let op = &mut self.ops[key];
+            match (step, &mut op.kind) {
+                (Step::Begin, Kind::Write { upload: Some(upload), .. }) => upload.is_begun = true,
+                (Step::Part { bytes }, Kind::Write { upload: Some(upload), .. }) => {
+                    upload.sent_bytes += bytes
+                }
+                _ => {
+                    mark_sent(op);
+                    self.unsent.pop_front();
+                }
+            }
         }
+    }
+
+    fn next_step(&self, key: usize) -> Step {
+        let Kind::Write { upload: Some(upload), write, .. } = &self.ops[key].kind else { return Step::Whole };
+        let left_bytes = write.value().len() - upload.sent_bytes;
+        match upload.is_begun {
+            false => Step::Begin,
+            true if left_bytes == 0 => Step::End,
+            true => Step::Part { bytes: left_bytes.min(self.half_bytes()) },
+        }
+    }
+
+    /// Sends one message of an operation. Full also if it needs the staging area and that is lent.
+    fn send_step(&mut self, key: usize, step: Step) -> Result<(), SendError> {
+        let op = &self.ops[key];
+        let number;
+        let bytes = match (step, &op.kind) {
+            (Step::Begin, _) => {
+                number = (value_bytes(op).len() as u64).to_le_bytes();
+                &number[..]
+            }
+            (Step::Part { bytes }, Kind::Write { upload: Some(upload), write, .. }) => {
+                &write.value()[upload.sent_bytes..upload.sent_bytes + bytes]
+            }
+            (Step::End, _) => &[],
+            (_, Kind::Get { state: GetState::Asked { answer, .. }, .. }) if !answer.value.is_empty() => {
+                number = (answer.value.len() as u64).to_le_bytes();
+                &number[..]
+            }
+            _ => value_bytes(op),
+        };
+        let (mut value, mut halves) = (wire::Value::Inline(bytes), 0);
+        if bytes.len() > INLINE_VALUE_MAX_BYTES {
+            let ready = self.staging.fill(self.transport.staging(), key, bytes).ok_or(SendError::Full)?;
+            self.transport.stage(ready.at_word, ready.len_words())?;
+            (value, halves) = (ready.value(), ready.halves);
+        }
+        let (wire_op, condition, ttl_ns) = wire_op(op, step);
+        let name = if matches!(step, Step::Part { .. }) { &[] } else { &op.key[..] };
+        let request =
+            Request { condition, ttl_ns, ..Request::new(self.next_seq, self.session, wire_op, name, value) };
+        self.transport.send(&request.parts(&request.header()))?;
+        self.staging.sent();
+        let (seq, op) = (self.next_seq, Some(key));
+        self.in_flight.push_back(InFlight { seq, op, step, halves, is_report: false });
+        self.next_seq += 1;
+        Ok(())
+    }
+
+    /// How a put is sent: in parts, if its value is large and has no room in a half of the staging area.
+    pub(super) fn upload_for(&self, key: &[u8], write: &Write) -> Option<Upload> {
+        let Change::Put(value) = &write.change else { return None };
+        let expiry_bytes = write.ttl_ns.map_or(0, |_| EXPIRY_BYTES);
+        let block_bytes = BLOCK_HEADER_BYTES + key.len() + value.len() + expiry_bytes;
+        let is_upload = is_large(block_bytes) && value.len() > self.half_bytes();
+        is_upload.then(Upload::default)
+    }
+
+    /// What is appended is sent in one message.
+    pub(super) fn check_append(&self, write: &Write) -> Result<(), Error> {
+        let (found_bytes, limit_bytes) = (write.value().len(), self.transport.staging().len_words() * 8);
+        if matches!(write.change, Change::Append(_)) && found_bytes > limit_bytes {
+            return Err(Error::ValueTooLarge { found_bytes, limit_bytes });
+        }
+        Ok(())
+    }
+
+    fn half_bytes(&self) -> usize {
+        half_bytes(self.transport.staging().len_words())
     }
 
     pub(super) fn on_message(&mut self, message: &[u8]) {
@@ -93,18 +165,91 @@ impl<T: Transport> Driver<T> {
             let what = format!("a reply to request {}, which is not in flight", reply.seq);
             return self.fail_all(Broken::Protocol { what });
         };
-        let op = self.in_flight[at].op;
+        let InFlight { op, step, halves, .. } = self.in_flight[at];
         if !reply.has_more {
-            let ended = self.in_flight.remove(at).expect("just found");
-            self.is_staging_lent &= !ended.is_staged;
+            self.in_flight.remove(at);
+            self.staging.give_back(halves);
         }
         let is_in_region = |line: LineNumber| line.0 < (self.view.region_words / LINE_WORDS) as u64;
         if let Some(hint) = reply.hint.filter(|hint| is_in_region(hint.line)) {
             self.cache.follow(&hint);
         }
-        if let Some(key) = op {
-            self.on_reply(key, &reply);
+        match (op, step) {
+            (None, _) => {}
+            (Some(key), Step::Whole | Step::End) => self.on_reply(key, &reply),
+            (Some(key), Step::Begin | Step::Part { .. }) => self.on_step(key, &reply),
         }
+    }
+
+    /// The answer to the beginning or a part of an upload.
+    fn on_step(&mut self, key: usize, reply: &Reply) {
+        match reply.status {
+            Status::Done => {
+                let furthest = self.ops[key].furthest + 1;
+                self.note_progress(key, furthest);
+            }
+            // Nothing of it was done, and what follows is refused, too.
+            Status::Refused(refusal) => self.end_with_error(key, Error::Refused(refusal)),
+            status => self.cannot_be(status),
+        }
+    }
+
+    fn cannot_be(&mut self, status: Status) {
+        let what = format!("the answer {status:?} to a request that cannot have it");
+        self.fail_all(Broken::Protocol { what });
+    }
+
+    /// A part of the value that the server was asked for.
+    fn on_answer(&mut self, key: usize, reply: &Reply) {
+        let Kind::Get { state: GetState::Asked { answer, .. }, .. } = &mut self.ops[key].kind else {
+            unreachable!("its GET has asked")
+        };
+        let total_bytes = reply.total_bytes as usize;
+        if answer.value.is_empty() {
+            answer.version = reply.version;
+        }
+        answer.is_outdated |= answer.version != reply.version;
+        if !answer.is_outdated {
+            answer.value.extend_from_slice(reply.chunk);
+        }
+        let (len_bytes, is_outdated) = (answer.value.len(), answer.is_outdated);
+        let comes_to_nothing = reply.chunk.is_empty() && (reply.has_more || len_bytes < total_bytes);
+        if !is_outdated && (len_bytes > total_bytes || comes_to_nothing) {
+            let what = format!("{len_bytes} bytes so far of a value of {total_bytes}");
+            return self.fail_all(Broken::Protocol { what });
+        }
+        self.note_progress(key, len_bytes as u64);
+        if reply.has_more {
+            return;
+        }
+        let Kind::Get { state: GetState::Asked { answer, state }, .. } = &mut self.ops[key].kind else {
+            unreachable!("as before")
+        };
+        if !is_outdated && len_bytes == total_bytes {
+            let bytes = std::mem::take(&mut answer.value);
+            let outcome = self.ops[key].found(Cow::Owned(bytes), reply.version);
+            return self.end(key, outcome);
+        }
+        // The next part, or all anew.
+        if is_outdated {
+            *answer = Answer::default();
+        }
+        *state = SendState::Queued;
+        self.unsent.push_back(key);
+    }
+
+    /// The answer to a touch has ended with the beginning of a large value: the rest is got.
+    fn get_rest(&mut self, key: usize, mut value: Vec<u8>, reply: &Reply) {
+        value.extend_from_slice(reply.chunk);
+        let furthest = value.len() as u64;
+        let answer = Answer { value, version: reply.version, is_outdated: false };
+        let state = GetState::Asked { state: SendState::Queued, answer };
+        let op = &mut self.ops[key];
+        let hash = op.hash;
+        op.kind = Kind::Get { get: Get::new(hash), state, into: None };
+        self.unsent.push_back(key);
+        self.note_progress(key, furthest);
+        self.resume_behind(hash);
     }
 
     fn on_reply(&mut self, key: usize, reply: &Reply) {
@@ -114,12 +259,8 @@ impl<T: Transport> Driver<T> {
                 Status::Done => Ok(Outcome::Ping(Ok(()))),
                 status => Err(status),
             },
-            Kind::Get { state: GetState::Asked { value, .. }, .. } => match reply.status {
-                Status::Done => match take_part(value, reply) {
-                    Ok(None) => return,
-                    Ok(Some(Value { bytes, version })) => Ok(op.found(Cow::Owned(bytes), version)),
-                    Err(what) => return self.fail_all(Broken::Protocol { what }),
-                },
+            Kind::Get { state: GetState::Asked { .. }, .. } => match reply.status {
+                Status::Done => return self.on_answer(key, reply),
                 Status::NotFound => Ok(op.absent()),
                 status => Err(status),
             },
@@ -145,6 +286,10 @@ impl<T: Transport> Driver<T> {
             },
             Kind::Write { write: Write { change: Change::GetAndTouch(value), .. }, .. } => match reply.status
             {
+                Status::Done if ends_early(value, reply) => {
+                    let value = std::mem::take(value);
+                    return self.get_rest(key, value, reply);
+                }
                 Status::Done => match take_part(value, reply) {
                     Ok(None) => return,
                     Ok(Some(value)) => Ok(Outcome::Get(Ok(Some(value)))),
@@ -158,10 +303,7 @@ impl<T: Transport> Driver<T> {
         match outcome {
             Ok(outcome) => self.end(key, outcome),
             Err(Status::Refused(refusal)) => self.end_with_error(key, Error::Refused(refusal)),
-            Err(status) => {
-                let what = format!("the answer {status:?} to a request that cannot have it");
-                self.fail_all(Broken::Protocol { what });
-            }
+            Err(status) => self.cannot_be(status),
         }
     }
 }
@@ -174,6 +316,12 @@ fn take_part(value: &mut Vec<u8>, reply: &Reply) -> Result<Option<Value>, String
         return Err(format!("{} bytes so far of a value of {}", value.len(), reply.total_bytes));
     }
     Ok(is_whole.then(|| Value { bytes: std::mem::take(value), version: reply.version }))
+}
+
+/// Whether an answer ends with this reply before the value is whole of which this much came before.
+fn ends_early(value: &[u8], reply: &Reply) -> bool {
+    let len_bytes = value.len() + reply.chunk.len();
+    !reply.has_more && len_bytes > 0 && len_bytes < reply.total_bytes as usize
 }
 
 /// How a write ends with this reply; `None` if it cannot have such a one.
@@ -216,7 +364,7 @@ fn conditional<T>(write: &Write, reply: &Reply, made: T) -> Option<Conditional<T
     }
 }
 
-fn wire_op(op: &Op) -> (WireOp, Condition, Option<u64>) {
+fn wire_op(op: &Op, step: Step) -> (WireOp, Condition, Option<u64>) {
     let write = match &op.kind {
         Kind::Ttl { .. } => return (WireOp::Ttl, Condition::Always, None),
         Kind::Get { .. } => return (WireOp::Get, Condition::Always, None),
@@ -226,7 +374,12 @@ fn wire_op(op: &Op) -> (WireOp, Condition, Option<u64>) {
         Kind::Write { write, .. } => write,
     };
     let wire_op = match write.change {
-        Change::Put(_) => WireOp::Put,
+        Change::Put(_) => match step {
+            Step::Whole => WireOp::Put,
+            Step::Begin => return (WireOp::PutBegin, Condition::Always, write.ttl_ns),
+            Step::Part { .. } => return (WireOp::PutPart, Condition::Always, None),
+            Step::End => return (WireOp::PutEnd, write.condition.unwrap_or_default(), None),
+        },
         Change::Delete => WireOp::Delete,
         Change::Add(_) => WireOp::Add,
         Change::Append(_) => WireOp::Append,
@@ -242,31 +395,6 @@ fn value_bytes(op: &Op) -> &[u8] {
         Kind::Walk { cursor, .. } => cursor,
         _ => &[],
     }
-}
-
-/// How the value travels; `None` if it needs the staging area and that is lent.
-fn wire_value(op: &Op, is_staging_lent: bool) -> Option<wire::Value<'_>> {
-    let bytes = value_bytes(op);
-    if bytes.len() <= INLINE_VALUE_MAX_BYTES {
-        return Some(wire::Value::Inline(bytes));
-    }
-    (!is_staging_lent).then(|| wire::Value::Staged {
-        offset_bytes: 0,
-        len_bytes: bytes.len() as u32,
-        hash: payload_hash(bytes),
-    })
-}
-
-/// Copies a value to the start of the staging area, which nobody reads at the moment. Returns how many words it takes.
-fn stage(staging: &Words, bytes: &[u8]) -> usize {
-    let mut chunk = [0u64; 512];
-    for (i, part) in bytes.chunks(size_of_val(&chunk)).enumerate() {
-        let words = part.len().div_ceil(8);
-        chunk[words - 1] = 0;
-        bytes_of_mut(&mut chunk)[..part.len()].copy_from_slice(part);
-        staging.copy_in(i * chunk.len(), &chunk[..words]);
-    }
-    bytes.len().div_ceil(8)
 }
 
 fn mark_sent(op: &mut Op) {

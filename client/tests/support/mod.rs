@@ -52,6 +52,8 @@ pub(crate) fn config(socket: PathBuf, memory_bytes: u64) -> Config {
         workers: 1,
         hugepages: PagePolicy::Off,
         expected_keys: Some(10_000),
+        // Large enough for pages and parts.
+        value_max_bytes: 1 << 20,
         listen: Address::parse("127.0.0.1:0").ok(),
         rdma: kv_server::config::RdmaChoice::Off,
         ..Config::default()

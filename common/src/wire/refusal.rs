@@ -66,6 +66,32 @@ pub enum Refusal {
         /// Free segments of the region.
         free_segments: u64,
     },
+    /// No run of free pages is long enough for a large value.
+    #[error(
+        "region full: a value of this size takes {run_bytes} bytes in one piece, and the largest piece that is free has          {largest_bytes}; delete large values or start the server with more --memory"
+    )]
+    NoRun {
+        /// Bytes of its pages.
+        run_bytes: u64,
+        /// Bytes of the longest run of pages that are free or in free segments.
+        largest_bytes: u64,
+    },
+    /// A part or the end of a value of which no part is awaited: its upload was not begun, or was given up.
+    #[error(
+        "no upload is under way: it was not begun, or given up when another one began or a part was refused"
+    )]
+    NoUpload,
+    /// The parts of a value do not make up what was announced. The upload is given up.
+    #[error("{found_bytes} bytes of a value came whose upload announced {announced_bytes}")]
+    UploadLength {
+        /// Bytes announced when it was begun.
+        announced_bytes: u64,
+        /// Bytes that have come, the refused part included.
+        found_bytes: u64,
+    },
+    /// The end of an upload names another key than its beginning. The upload is given up.
+    #[error("the upload was begun under another key")]
+    UploadKey,
     /// The part of the index that the key belongs to has no slot and no overflow line left.
     #[error(
         "index full: {index_segments} index segments, the one of this key has no room, and no segment is free to split it; \
@@ -141,6 +167,10 @@ impl Refusal {
             Refusal::NotACounter { found_bytes } => (26, found_bytes, 0),
             Refusal::CounterOverflow { value, delta } => (27, value as u64, delta as u64),
             Refusal::TtlOutOfRange { found_ns } => (32, found_ns, 0),
+            Refusal::NoRun { run_bytes, largest_bytes } => (28, run_bytes, largest_bytes),
+            Refusal::NoUpload => (29, 0, 0),
+            Refusal::UploadLength { announced_bytes, found_bytes } => (30, announced_bytes, found_bytes),
+            Refusal::UploadKey => (31, 0, 0),
         }
     }
 
@@ -170,6 +200,10 @@ impl Refusal {
             26 => Refusal::NotACounter { found_bytes: a },
             27 => Refusal::CounterOverflow { value: a as i64, delta: b as i64 },
             32 => Refusal::TtlOutOfRange { found_ns: a },
+            28 => Refusal::NoRun { run_bytes: a, largest_bytes: b },
+            29 => Refusal::NoUpload,
+            30 => Refusal::UploadLength { announced_bytes: a, found_bytes: b },
+            31 => Refusal::UploadKey,
             _ => return Err(Malformed::UnknownOp),
         })
     }

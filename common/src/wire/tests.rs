@@ -36,7 +36,9 @@ fn refusals_name_the_reason() {
     assert_eq!(refusal(&put(b"", b"v")), Refusal::KeyEmpty);
     assert_eq!(refusal(&put(&[1; KEY_MAX_BYTES + 1], b"")), Refusal::KeyTooLong { found_bytes: 1025 });
     assert!(Request::decode(&put(&[1; KEY_MAX_BYTES], &[])).is_ok());
-    assert!(matches!(refusal(&put(b"k", &vec![0; VALUE_MAX_BYTES + 1])), Refusal::ValueTooLarge { .. }));
+    let staged = Value::Staged { offset_bytes: 0, len_bytes: VALUE_MAX_BYTES as u32 + 1, hash: 0 };
+    let too_large = message(&Request::new(1, 2, Op::Put, b"k", staged));
+    assert!(matches!(refusal(&too_large), Refusal::ValueTooLarge { .. }));
     let mut truncated = put(b"key", b"value");
     truncated.pop();
     assert_eq!(refusal(&truncated), Refusal::Malformed { reason: Malformed::Length });
@@ -66,6 +68,9 @@ fn conditions_belong_to_writes_and_an_add_has_eight_bytes() {
     assert_eq!(request(Op::Delete, Condition::Present, b""), Ok(()));
     assert_eq!(request(Op::Delete, Condition::Always, b"value"), malformed(Malformed::Length));
     assert_eq!(request(Op::Add, Condition::Always, &[0; 8]), Ok(()));
+    assert_eq!(request(Op::Get, Condition::Always, &[0; 8]), Ok(()));
+    assert_eq!(request(Op::PutEnd, Condition::Present, b""), Ok(()));
+    assert_eq!(request(Op::PutBegin, Condition::Present, &[0; 8]), malformed(Malformed::UnknownFlags));
     for value in [&[][..], &[0; 7], &[0; 9]] {
         assert_eq!(request(Op::Add, Condition::Always, value), malformed(Malformed::Length));
     }
@@ -89,22 +94,22 @@ fn times_to_live_have_bounds() {
 }
 
 fn any_refusal() -> impl Strategy<Value = Refusal> {
-    (prop_oneof![16u8..28, Just(32)], 1u64..7, any::<u64>())
-        .prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
+    (16u8..33, 1u64..7, any::<u64>()).prop_map(|(code, a, b)| Refusal::decode(code, a, b).unwrap())
 }
 
 proptest! {
     #[test]
     fn requests_round_trip(
-        seq: u64, session: u64, condition in any_condition(), ttl_ns in proptest::option::of(1..=TTL_MAX_NS), op in 1u8..9,
+        seq: u64, session: u64, condition in any_condition(), ttl_ns in proptest::option::of(1..=TTL_MAX_NS), op in 1usize..15,
         key in proptest::collection::vec(any::<u8>(), 1..64),
         bytes: Vec<u8>, staged: Option<(u64, u64)>,
     ) {
-        let op = Op::ALL[op as usize];
+        let op = Op::ALL[op];
+        let key = if op.has_key() { key } else { Vec::new() };
         let value = match (op, staged) {
-            (Op::Add, _) => Value::Inline(&[1, 2, 3, 4, 5, 6, 7, 0xff]),
-            (Op::Put | Op::Append, None) => Value::Inline(&bytes),
-            (Op::Put | Op::Append, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
+            (Op::Add | Op::PutBegin | Op::Scan | Op::Clear, _) => Value::Inline(&[1, 2, 3, 4, 5, 6, 7, 0xff]),
+            (Op::Put | Op::Append | Op::PutPart, None) => Value::Inline(&bytes),
+            (Op::Put | Op::Append | Op::PutPart, Some((offset_bytes, hash))) => Value::Staged { offset_bytes, len_bytes: 1 << 20, hash },
             _ => Value::Inline(&[]),
         };
         let condition = if op.is_write() { condition } else { Condition::Always };
@@ -142,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..10, flags in 0u8..17) {
+    fn arbitrary_bytes_behind_plausible_headers(mut bytes in proptest::collection::vec(any::<u8>(), 32..96), op in 0u8..17, flags in 0u8..17) {
         (bytes[24], bytes[25]) = (op, flags);
         bytes[26..32].copy_from_slice(&[3, 0, (op & 1) * 4, 0, 0, 0]);
         let _ = Request::decode(&bytes);

@@ -15,7 +15,9 @@ use std::path::PathBuf;
 
 use kv_common::endpoint::{Address, DEFAULT_PORT, EndpointError, check_socket_path, default_socket};
 use kv_common::layout::SEGMENT_BYTES;
-use kv_common::limits::{CLIENTS_MAX, REGION_MAX_BYTES, REGION_MIN_BYTES, WORKERS_MAX};
+use kv_common::limits::{
+    CLIENTS_MAX, REGION_MAX_BYTES, REGION_MIN_BYTES, VALUE_MAX_BYTES, VALUE_MAX_DEFAULT_BYTES, WORKERS_MAX,
+};
 
 pub use kv_common::transport::shm::mapping::PagePolicy;
 pub use sources::{Origin, Sources};
@@ -31,6 +33,7 @@ pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 /// Every option that has a value, in the order in which it is printed.
 pub const KEYS: [&str; 15] = [
     "memory",
+    "max-value",
     "socket",
     "listen",
     "rdma",
@@ -52,6 +55,8 @@ pub const KEYS: [&str; 15] = [
 pub struct Config {
     /// Bytes of the region, a multiple of 2 MiB.
     pub memory_bytes: u64,
+    /// Bytes of the largest value that is taken.
+    pub value_max_bytes: usize,
     /// The Unix socket that clients connect to.
     pub socket: PathBuf,
     /// Where it listens for TCP connections, if anywhere.
@@ -206,6 +211,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             memory_bytes: MEMORY_DEFAULT_BYTES,
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
             socket: default_socket(),
             listen: Some(Address { host: "127.0.0.1".to_owned(), port: DEFAULT_PORT }),
             rdma: RdmaChoice::Auto,
@@ -238,6 +244,7 @@ impl Config {
         let default = Config::default();
         let config = Config {
             memory_bytes: sources.parse("memory", memory)?.unwrap_or(default.memory_bytes),
+            value_max_bytes: sources.parse("max-value", max_value)?.unwrap_or(default.value_max_bytes),
             socket: sources.parse("socket", socket)?.unwrap_or(default.socket),
             listen: sources.parse("listen", listen)?.unwrap_or(default.listen),
             rdma: sources.parse("rdma", |text| choice(text, &RDMA_CHOICES))?.unwrap_or(default.rdma),
@@ -275,6 +282,14 @@ fn memory(text: &str) -> Result<u64, String> {
         return Err(format!("too large; expected {}", limits()));
     }
     Ok(bytes.next_multiple_of(SEGMENT_BYTES))
+}
+
+fn max_value(text: &str) -> Result<usize, String> {
+    let bytes = parse_size(text)?;
+    if !(1..=VALUE_MAX_BYTES as u64).contains(&bytes) {
+        return Err(format!("expected 1 byte to {}", format_size(VALUE_MAX_BYTES as u64)));
+    }
+    Ok(bytes as usize)
 }
 
 fn socket(text: &str) -> Result<PathBuf, String> {

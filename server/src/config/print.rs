@@ -28,6 +28,7 @@ impl Config {
         let number = |number: u64| toml::Value::Integer(number as i64);
         Some(match key {
             "memory" => text(&format_size(self.memory_bytes)),
+            "max-value" => text(&format_size(self.value_max_bytes as u64)),
             "socket" => text(&self.socket.to_string_lossy()),
             "listen" => match &self.listen {
                 Some(address) => text(&address.to_string()),

@@ -69,6 +69,7 @@ fn the_file_may_be_named_by_the_environment() {
 fn what_is_printed_can_be_fed_back() {
     let flags = Flags {
         memory: Some("17000000".into()),
+        max_value: Some("1GiB".into()),
         socket: Some("/a \"quoted\" path.sock".into()),
         listen: Some("[::1]:17".into()),
         rdma: Some("on".into()),
@@ -131,6 +132,8 @@ fn values_that_cannot_be_used_say_what_was_expected_and_where_they_were_written(
         ("KV_MEMORY", "1MiB", "too small; expected 16MiB to 16TiB"),
         ("KV_MEMORY", "17TiB", "too large; expected 16MiB to 16TiB"),
         ("KV_MEMORY", "lots", "expected a size as 64GiB"),
+        ("KV_MAX_VALUE", "0", "expected 1 byte to 1GiB"),
+        ("KV_MAX_VALUE", "1025MiB", "expected 1 byte to 1GiB"),
         ("KV_WORKERS", "0", "expected a number from 1 to 64"),
         ("KV_WORKERS", "many", "expected a number from 1 to 64"),
         ("KV_LISTEN", "", "expected host:port"),

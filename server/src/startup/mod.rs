@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kv_common::hello::{Offer, SocketFile, Welcome};
 use kv_common::layout::{SEGMENT_BYTES, superblock};
-use kv_common::limits::{GRACE_NS, KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX, VALUE_MAX_BYTES};
+use kv_common::limits::{GRACE_NS, KEY_MAX_BYTES, REQUESTS_IN_FLIGHT_MAX};
 use kv_common::transport::shm::channel::ChannelLayout;
 use kv_common::transport::shm::mapping::{CreateError, HUGEPAGE_BYTES, Pages, RegionMemory, create_region};
 use kv_common::transport::shm::owner::{OwnerError, OwnerKeeper};
@@ -135,6 +135,7 @@ fn make_table(config: &Config, memory: &RegionMemory) -> Result<Arc<Table>, Star
         workers: config.workers,
         expected_keys: config.expected_keys,
         grace_ns: GRACE_NS,
+        value_max_bytes: config.value_max_bytes,
         page_bytes: page_bytes(memory.pages),
         table_id,
         hash_seed,
@@ -266,7 +267,7 @@ fn log_block(
     info!(on_full, "full");
     info!(socket = %config.socket.display(), workers = config.workers, clients_max, who = %who(&config.allow), "clients");
     log_tcp(listen_address);
-    info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = VALUE_MAX_BYTES, "limits");
+    info!(key_max_bytes = KEY_MAX_BYTES, value_max_bytes = config.value_max_bytes, "limits");
     info!(milliseconds = took.as_millis() as u64, "started");
 }
 

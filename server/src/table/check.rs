@@ -18,6 +18,8 @@ impl Table {
         let mut walk = walk(&self.region).map_err(|error| vec![CheckFinding::from(error)])?;
         if walk.findings.is_empty() {
             self.check_blocks(&mut walk);
+            self.check_pages(&mut walk);
+            self.check_waiting(&mut walk);
             self.check_segments(&mut walk);
             self.check_index(&mut walk);
         }
@@ -27,7 +29,7 @@ impl Table {
     /// Blocks in use, free, waiting and uncut make up the segments of their class, to the block.
     fn check_blocks(&self, walk: &mut Walk) {
         let mut used: HashMap<u8, Vec<Place>> = HashMap::new();
-        for slot in &walk.slots {
+        for slot in walk.slots.iter().filter(|slot| !slot.span().is_large()) {
             used.entry(slot.span().0).or_default().push(slot.place());
         }
         let mut waiting = 0;
@@ -49,6 +51,10 @@ impl Table {
             }
         }
         walk.report.waiting_blocks = waiting;
+    }
+
+    fn check_waiting(&self, walk: &mut Walk) {
+        let waiting = walk.report.waiting_blocks;
         if waiting != self.slab.waiting() {
             let what = "blocks on their way back".to_owned();
             walk.findings.push(CheckFinding::Sum { what, expected: waiting, found: self.slab.waiting() });

@@ -1,6 +1,6 @@
 //! Delete.
 
-use kv_common::layout::{Counter, LineNumber, Slot};
+use kv_common::layout::{Counter, LineNumber, Slot, stored_bytes};
 use kv_common::wire::Condition;
 
 use super::Worker;
@@ -55,7 +55,7 @@ impl Worker {
         self.publish_delete(at, twin, home);
         self.counters.add(why, 1);
         self.counters.sub(Counter::Keys, 1);
-        self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
+        self.counters.sub(Counter::BlockBytes, stored_bytes(lengths.block_bytes()));
         self.counters.sub(Counter::DataBytes, lengths.data_bytes() as u64);
         self.note_expiring(false, lengths.expires());
         (written, at.slot)

@@ -2,6 +2,9 @@
 //!
 //! To readers and writers an eviction is a delete, at a moment that nobody asked for. It happens before a write takes
 //! stripes, or in the thread that keeps the space, and takes those of the key that goes.
+//!
+//! Only blocks of classes go. A large value that finds no run of pages is refused, since no eviction of single keys makes one;
+//! and large values stay until they are deleted, or their time is over.
 
 use std::sync::Arc;
 
@@ -12,6 +15,7 @@ use kv_common::layout::{
 use kv_common::wire::Refusal;
 
 use super::hand::age_class;
+use super::recency::Recency;
 use super::slab::blocks_per_segment;
 use super::{Table, Worker};
 
@@ -76,7 +80,7 @@ impl Worker {
         // Without the stripes lines may change meanwhile; whatever is found is judged again.
         let slots = table.lines(home).flat_map(|line| table.slots(line)).map(|at| at.slot);
         let used = |slot: Slot| {
-            let known = table.slab.recency.as_ref()?.get(slot.span(), slot.place(), now_s)?;
+            let known = table.recency_of(slot)?.get(slot.span(), slot.place(), now_s)?;
             Some((!known.is_touched, known.age_s))
         };
         let known = slots.filter(|slot| !slot.is_empty()).filter_map(|slot| Some((used(slot)?, slot)));
@@ -128,6 +132,12 @@ impl Table {
         self.slab.recency.is_some()
     }
 
+    /// Where it is noted when the block of a slot was used; none if the server does not evict, or not this block: large ones
+    /// stay.
+    pub(super) fn recency_of(&self, slot: Slot) -> Option<&Recency> {
+        self.slab.recency.as_ref().filter(|_| !slot.span().is_large())
+    }
+
     /// The table's clock in seconds.
     pub(super) fn now_s(&self) -> u64 {
         self.growth.now_ns() / 1_000_000_000
@@ -135,14 +145,14 @@ impl Table {
 
     /// A key has a new block.
     pub(super) fn note_new(&self, slot: Slot) {
-        if let Some(recency) = &self.slab.recency {
+        if let Some(recency) = self.recency_of(slot) {
             recency.begin(slot.span(), slot.place(), self.now_s());
         }
     }
 
     /// A key that was there has a new block.
     pub(super) fn note_renewed(&self, slot: Slot) {
-        if let Some(recency) = &self.slab.recency {
+        if let Some(recency) = self.recency_of(slot) {
             let now_s = self.now_s();
             recency.begin(slot.span(), slot.place(), now_s);
             recency.touch(slot.span(), slot.place(), now_s);
@@ -151,7 +161,7 @@ impl Table {
 
     /// A key is used.
     pub(super) fn note_use(&self, slot: Slot) {
-        if let Some(recency) = &self.slab.recency {
+        if let Some(recency) = self.recency_of(slot) {
             recency.touch(slot.span(), slot.place(), self.now_s());
         }
     }

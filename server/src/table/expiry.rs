@@ -7,7 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, LINE_SLOTS, LineNumber, Place, SEGMENT_LINES, Slot};
+use kv_common::layout::{
+    BLOCK_HEADER_BYTES, Counter, LINE_SLOTS, Lengths, LineNumber, Place, Run, SEGMENT_LINES, Slot, is_large,
+    pages_of,
+};
 use kv_common::region::bytes_of;
 use parking_lot::Mutex;
 
@@ -98,7 +101,7 @@ impl Table {
     /// When the block of a present key expires. Under the stripes.
     pub(super) fn expiry_of(&self, place: Place) -> Option<u64> {
         let lengths = self.lengths_of(place);
-        lengths.expires().then(|| self.expiry_at(place, lengths.value_end()))
+        lengths.expires().then(|| self.expiry_at(place, lengths))
     }
 
     /// Whether the time of a key that has a slot is not over. Under the stripes.
@@ -106,11 +109,13 @@ impl Table {
         self.expiry_of(at.slot.place()).is_none_or(|expires_ns| expires_ns > self.now_ns())
     }
 
-    /// The expiry that begins so many bytes behind the start of a block.
-    fn expiry_at(&self, place: Place, value_end: usize) -> u64 {
-        let (word, shift) = (place.word() + value_end / 8, value_end % 8 * 8);
-        let low = self.region.load(word) >> shift;
-        if shift == 0 { low } else { low | self.region.load(word + 1) << (64 - shift) }
+    /// True if a large block of these lengths can be where a slot of one leads.
+    fn has_large(&self, slot: Slot, lengths: Lengths) -> bool {
+        let block_bytes = lengths.block_bytes();
+        is_large(block_bytes)
+            && Run::at(slot.place(), pages_of(block_bytes)).is_some_and(|run| {
+                run.span() == slot.span() && run.page_word(run.pages) <= self.region.len_words()
+            })
     }
 
     /// The first index segment whose number is not below this one.
@@ -211,8 +216,12 @@ impl Worker {
             return None;
         }
         let lengths = self.table.lengths_of(slot.place());
-        let is_whole = lengths.expires() && lengths.block_bytes() as u64 <= slot.span().bytes();
-        is_whole.then(|| self.table.expiry_at(slot.place(), lengths.value_end()))
+        let fits = if slot.span().is_large() {
+            self.table.has_large(slot, lengths)
+        } else {
+            lengths.block_bytes() as u64 <= slot.span().bytes()
+        };
+        (lengths.expires() && fits).then(|| self.table.expiry_at(slot.place(), lengths))
     }
 
     /// Removes the key that is in the block of `slot`, if its time is over.

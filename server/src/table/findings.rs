@@ -30,6 +30,10 @@ pub struct CheckReport {
     pub index_segments: u64,
     /// Segments of blocks.
     pub block_segments: u64,
+    /// Segments of pages for large blocks.
+    pub large_segments: u64,
+    /// Pages of them that are free. Only the server knows them.
+    pub free_pages: u64,
     /// Segments that hold nothing yet.
     pub free_segments: u64,
 }
@@ -136,6 +140,22 @@ pub enum CheckFinding {
         /// The block.
         place: Place,
     },
+    /// A page of a large segment is in no run, or in two, or free and in one.
+    #[error("page {page} of the large segments is not accounted for once")]
+    Page {
+        /// The page, counted from the region's start.
+        page: u64,
+    },
+    /// A run in use is not the one that the server gave out there.
+    #[error("the block at {place:?} has {found:?} pages, the server keeps {kept:?}")]
+    Run {
+        /// Where it starts.
+        place: Place,
+        /// Pages of the block.
+        found: Option<u64>,
+        /// Pages of the run that was taken there.
+        kept: Option<u64>,
+    },
     /// A free block is live: a reader with an old place would believe it.
     #[error("the free block at {place:?} is live")]
     FreeBlockLive {
@@ -169,6 +189,12 @@ pub enum SlotFault {
     /// The block's check fails.
     #[error("its block is damaged")]
     Damaged,
+    /// A page of the block does not begin with the server's marker.
+    #[error("page {page} of its block does not begin with a marker")]
+    Marker {
+        /// Which of the block's pages.
+        page: u64,
+    },
     /// The block would fit another span.
     #[error("its block has {block_bytes} bytes, which is another span")]
     Span {

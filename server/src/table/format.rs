@@ -37,6 +37,8 @@ pub struct TableConfig {
     pub expected_keys: Option<u64>,
     /// A miss counts only if its lookup took less, usually `limits::GRACE_NS`. Splits wait for it.
     pub grace_ns: u64,
+    /// Bytes of the largest value to take, 1 to `limits::VALUE_MAX_BYTES`.
+    pub value_max_bytes: usize,
     /// Bytes of the pages that back the region, for the superblock.
     pub page_bytes: u64,
     /// Random per table.
@@ -82,6 +84,12 @@ pub enum TableError {
     Grace {
         /// The time asked for.
         found_ns: u64,
+    },
+    /// The largest value.
+    #[error("values of up to {found_bytes} bytes; a table takes 1 to {VALUE_MAX_BYTES}")]
+    ValueMax {
+        /// Bytes asked for.
+        found_bytes: usize,
     },
     /// The first version.
     #[error("the first version is {found}; it is 1 to {FIRST_VERSION_MAX}")]
@@ -180,6 +188,9 @@ impl Plan {
         if !(1..=WORKERS_MAX).contains(&config.workers) {
             return Err(TableError::Workers { found: config.workers });
         }
+        if !(1..=VALUE_MAX_BYTES).contains(&config.value_max_bytes) {
+            return Err(TableError::ValueMax { found_bytes: config.value_max_bytes });
+        }
         if !(1..=FIRST_VERSION_MAX).contains(&config.first_version) {
             return Err(TableError::FirstVersion { found: config.first_version });
         }
@@ -228,7 +239,7 @@ impl Plan {
             (superblock::LEASE_NS, LEASE_NS),
             (superblock::CLOCK_NS, now_ns),
             (superblock::KEY_MAX_BYTES, KEY_MAX_BYTES as u64),
-            (superblock::VALUE_MAX_BYTES, VALUE_MAX_BYTES as u64),
+            (superblock::VALUE_MAX_BYTES, config.value_max_bytes as u64),
             (superblock::PAGE_BYTES, config.page_bytes),
             (superblock::SERVER_PID, std::process::id() as u64),
             (superblock::WORKERS, config.workers as u64),

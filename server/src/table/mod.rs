@@ -7,13 +7,17 @@
 //! | `lookup` | `Table::find`, `Table::room`: where a key is, where a new one may go; both under the stripes |
 //! | `get` | GET by SEND: a look without locks, then one under the stripes |
 //! | `put` | insert and update, with and without a condition: what happens under the stripes |
-//! | `modify` | add and append, whose value is made of the one before |
+//! | `modify` | add, append and touch, whose value is made of the one before |
+//! | `append` | append and touch where that makes a large value |
+//! | `draft` | large blocks before they are published: taking a run, filling its pages |
+//! | `upload` | large values that come in parts |
 //! | `publish` | the stores of a write, in their order, and why it is that order |
 //! | `delete` | delete |
 //! | `expiry` | keys whose time ends: judged, asked about, removed in the background |
 //! | `scan` | walks over all keys, part by part |
 //! | `staged` | the value of a request: inline, or copied out of the client's staging area |
-//! | `slab` | blocks by size class, cut from segments |
+//! | `slab` | blocks by size class, cut from segments, and runs of pages |
+//! | `pages`, `pool` | which pages of large segments are free, and which segments |
 //! | `evict` | a write that finds no room makes some: which keys go, and how |
 //! | `hand`, `recency` | CLOCK: which block goes next; when blocks were used |
 //! | `space` | segments go from one use to another |
@@ -23,7 +27,7 @@
 //! | `stripes` | the writers' locks |
 //! | `versions` | versions under a ceiling |
 //! | `counters` | a worker's counter page |
-//! | `walk` | verifies everything that the region's words say, with no knowledge of the server |
+//! | `walk`, `runs` | verifies everything that the region's words say, with no knowledge of the server |
 //! | `check` | [`Table::check`]: the walk, compared with what the server keeps privately |
 //! | `findings` | what a check reports |
 //!
@@ -34,17 +38,20 @@
 //! 2. A slot that is not empty names a whole block. No two slots name the same block, but that a split leaves an equal
 //!    copy in the segment that a key comes from, until it is cleared.
 //! 3. An overflow line in use is in the chain of one home. Only the tail of a chain is unlinked, and only when empty.
-//! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut.
+//! 4. Every block start of a class is in use, free, on its way back through the epochs, or not yet cut. Every page of a large
+//!    segment is in one run that is in use, coming, or on its way back, or is free; and begins with words of the server's.
 //! 5. Versions of one key rise; no version is used twice in the table's life.
 //!
 //! # Locks
-//! The splits under way, then stripes (in order), then at most one of: a class of the slab, then the pool of free segments;
-//! the overflow lines of an index segment; the segments that want to be split; the version ceiling. None of these is held
-//! while another thread is waited for. Workers take the first of them only without stripes.
+//! The splits under way, then stripes (in order), then at most one of: a class or the pages of the slab, then the pool of free
+//! segments; the overflow lines of an index segment; the segments that want to be split; the version ceiling. None of these
+//! is held while another thread is waited for. Workers take the first of them only without stripes.
 
+mod append;
 mod check;
 mod counters;
 mod delete;
+mod draft;
 mod evict;
 mod expiry;
 mod findings;
@@ -55,15 +62,19 @@ mod hand;
 mod index;
 mod lookup;
 mod modify;
+mod pages;
+mod pool;
 mod publish;
 mod put;
 mod recency;
+mod runs;
 mod scan;
 mod slab;
 mod space;
 mod split;
 mod staged;
 mod stripes;
+mod upload;
 mod versions;
 pub mod walk;
 mod worker;

@@ -1,14 +1,18 @@
 //! Insert and update, with and without a condition.
 //!
 //! What depends on key and value alone (the payload and its hash) is made before the stripes are taken; blocks too large
-//! to be updated in place are even written to the region before, since nobody can reach them yet.
+//! to be updated in place are even written to the region before, since nobody can reach them yet. Those that lie in pages
+//! always are, see `draft`.
 
 use kv_common::block;
 use kv_common::hash::KeyHash;
-use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, EXPIRY_BYTES, LineNumber, Place, Slot, Span};
+use kv_common::layout::{
+    BLOCK_HEADER_BYTES, Counter, EXPIRY_BYTES, LineNumber, Place, Slot, Span, is_large, stored_bytes,
+};
 use kv_common::region::bytes_of;
 use kv_common::wire::{Condition, IndexHint, Refusal};
 
+use super::draft::Draft;
 use super::growth::WaitForRoom;
 use super::lookup::{At, Room};
 use super::worker::grown;
@@ -45,11 +49,16 @@ pub(crate) enum Outcome {
     Unmet(u64),
 }
 
-/// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version.
+/// A payload in the worker's private memory, words 2 and up of a block that is yet to get a place and a version; or that of
+/// a draft in pages.
+#[derive(Clone, Copy)]
 pub(super) struct Payload {
+    /// Words in private memory; none of a draft in pages.
     pub(super) words: usize,
     pub(super) hash: u64,
     pub(super) span: Span,
+    /// Bytes of the region that its block takes.
+    pub(super) stored_bytes: u64,
     /// Bytes of key and value.
     pub(super) data_bytes: u64,
     pub(super) expires_ns: Option<u64>,
@@ -59,9 +68,9 @@ pub(super) struct Payload {
 #[derive(Default)]
 pub(super) struct Left {
     /// Written and never published: free at once.
-    draft: Option<(Span, Place)>,
+    pub(super) draft: Option<(Span, Place)>,
     /// Published once: free when no worker looks at it any more.
-    retired: Option<Slot>,
+    pub(super) retired: Option<Slot>,
     /// The index segment of a new key, if it is full enough to be split.
     full_segment: Option<u64>,
 }
@@ -76,19 +85,28 @@ impl Worker {
         condition: Condition,
         ack: &mut Ack<'_>,
     ) -> Result<Outcome, Refusal> {
+        self.table.check_value_bytes(value.len() as u64)?;
         let expires_ns = ttl_ns.map(|ttl_ns| self.table.expires_in(ttl_ns));
-        let payload = self.encode_payload(key, value, expires_ns);
         let hash = self.table.view.hash(key);
+        if is_large(block_bytes(key.len() + value.len(), expires_ns.is_some())) {
+            return self.with_room(hash, |worker, left| {
+                let table = &worker.table;
+                let mut draft = Draft::begin(table, key, value.len(), expires_ns.is_some(), left)?;
+                draft.write(&table.region, value);
+                worker.write(key, hash, &draft.finish(&table.region, expires_ns), condition, left, ack)
+            });
+        }
+        let payload = self.encode_payload(key, value, expires_ns);
         self.with_room(hash, |worker, left| worker.write(key, hash, &payload, condition, left, ack))
     }
 
-    /// Carries out a write of a key that may need a block and a slot. It is tried again while blocks are on their way back,
-    /// a split will make room, or others can be evicted for it.
-    pub(super) fn with_room(
+    /// Carries out what may need a block, and a slot for a key. It is tried again while blocks are on their way back, a split
+    /// will make room, or others can be evicted for it.
+    pub(super) fn with_room<T>(
         &mut self,
         hash: KeyHash,
-        mut write: impl FnMut(&mut Worker, &mut Left) -> Result<Outcome, Refusal>,
-    ) -> Result<Outcome, Refusal> {
+        mut write: impl FnMut(&mut Worker, &mut Left) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let (mut attempts, mut evictions) = (1, 0);
         let mut room = WaitForRoom::new(hash);
         loop {
@@ -100,14 +118,15 @@ impl Worker {
             {
                 continue;
             }
-            if let Err(full) = outcome
+            if let &Err(full) = &outcome
                 && evictions < EVICTIONS_MAX
                 && self.make_room(full, hash)
             {
                 evictions += 1;
                 continue;
             }
-            if !matches!(outcome, Err(Refusal::RegionFull { .. })) || attempts >= BLOCK_ATTEMPTS_MAX {
+            let is_full = matches!(outcome, Err(Refusal::RegionFull { .. } | Refusal::NoRun { .. }));
+            if !is_full || attempts >= BLOCK_ATTEMPTS_MAX {
                 return outcome;
             }
             if self.table.slab.waiting() == 0 {
@@ -123,7 +142,7 @@ impl Worker {
         }
     }
 
-    fn write(
+    pub(super) fn write(
         &self,
         key: &[u8],
         hash: KeyHash,
@@ -195,7 +214,7 @@ impl Worker {
         self.table.note_new(at.slot);
         self.counters.add(Counter::Inserts, 1);
         self.counters.add(Counter::Keys, 1);
-        self.counters.add(Counter::BlockBytes, payload.span.bytes());
+        self.counters.add(Counter::BlockBytes, payload.stored_bytes);
         self.counters.add(Counter::DataBytes, payload.data_bytes);
         self.note_expiring(payload.expires_ns.is_some(), false);
         Ok(written)
@@ -251,13 +270,14 @@ impl Worker {
 
     pub(super) fn encode_payload(&mut self, key: &[u8], value: &[u8], expires_ns: Option<u64>) -> Payload {
         let data_bytes = key.len() + value.len();
-        let expiry_bytes = expires_ns.map_or(0, |_| EXPIRY_BYTES);
-        let words = grown(&mut self.block, (8 + data_bytes + expiry_bytes).div_ceil(8));
+        let words = grown(&mut self.block, (8 + data_bytes + expires_ns.map_or(0, |_| EXPIRY_BYTES)).div_ceil(8));
         let payload_bytes = block::encode_payload(words, key, value, expires_ns);
+        let span = Span::of_bytes(block_bytes(data_bytes, expires_ns.is_some()));
         Payload {
             words: words.len(),
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
-            span: Span::of_bytes(BLOCK_HEADER_BYTES + data_bytes + expiry_bytes),
+            span,
+            stored_bytes: span.bytes(),
             data_bytes: data_bytes as u64,
             expires_ns,
         }
@@ -265,14 +285,14 @@ impl Worker {
 
     fn count_replaced(&self, at: At, payload: &Payload) {
         let old = self.table.lengths_of(at.slot.place());
-        self.counters.add(Counter::BlockBytes, payload.span.bytes());
-        self.counters.sub(Counter::BlockBytes, at.slot.span().bytes());
+        self.counters.add(Counter::BlockBytes, payload.stored_bytes);
+        self.counters.sub(Counter::BlockBytes, stored_bytes(old.block_bytes()));
         self.counters.add(Counter::DataBytes, payload.data_bytes);
         self.counters.sub(Counter::DataBytes, old.data_bytes() as u64);
         self.note_expiring(payload.expires_ns.is_some(), old.expires());
     }
 
-    fn clean_up(&self, left: Left) {
+    pub(super) fn clean_up(&self, left: Left) {
         if let Some((span, place)) = left.draft {
             self.table.slab.give_back(span, place);
         }
@@ -292,6 +312,15 @@ impl Table {
         (!condition.holds(version)).then(|| version.map_or(Outcome::NotFound, Outcome::Unmet))
     }
 
+    /// Refuses values beyond what the server was told to take.
+    pub(super) fn check_value_bytes(&self, found_bytes: u64) -> Result<(), Refusal> {
+        let limit_bytes = self.view.value_max_bytes as u64;
+        if found_bytes > limit_bytes {
+            return Err(Refusal::ValueTooLarge { found_bytes, limit_bytes });
+        }
+        Ok(())
+    }
+
     /// Draws the version of a write that leaves `at` behind.
     pub(super) fn written(&self, at: At) -> Written {
         let hint = IndexHint {
@@ -302,6 +331,11 @@ impl Table {
         };
         Written { version: self.versions.next(&self.region), hint }
     }
+}
+
+/// Bytes of a block with so many bytes of key and value.
+pub(super) fn block_bytes(data_bytes: usize, expires: bool) -> usize {
+    BLOCK_HEADER_BYTES + data_bytes + if expires { EXPIRY_BYTES } else { 0 }
 }
 
 fn is_in_place(old: Slot, span: Span) -> bool {

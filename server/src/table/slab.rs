@@ -1,26 +1,34 @@
-//! Blocks by size class.
+//! Blocks by size class, and runs of pages for those too large for a class.
 //!
-//! The classes are the codes of [`Span`]. A class takes whole segments out of the pool and cuts them into blocks that
-//! start at multiples of its size from the segment's start. Each segment has its own list of free blocks: one without a
-//! block in use can be given to another use (see `space`), and one that is nearly so can be emptied.
+//! The classes are the codes of [`Span`] up to [`Span::SMALL_MAX`]. A class takes whole segments out of the pool and cuts them
+//! into blocks that start at multiples of its size from the segment's start. Each segment has its own list of free blocks: one
+//! without a block in use can be given to another use (see `space`), and one that is nearly so can be emptied. Runs lie in
+//! segments of their own kind and may cross from one to the next; a segment all of whose pages are free can be given to
+//! another use, too.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use kv_common::layout::{
-    Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, span_max, superblock,
+    PAGE_BYTES, Place, Run, SEGMENT_GRANULES, SEGMENT_PAGES, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot,
+    Span, superblock,
 };
 use kv_common::region::Words;
+use kv_common::wire::Refusal;
 use parking_lot::Mutex;
 
 use super::hand::Hand;
+use super::pages::Pages;
+use super::pool::Pool;
 use super::recency::Recency;
 use super::space::Space;
 
 /// Of so many segments a server that evicts keeps one free, at least one: for the index, and for classes without any.
 const RESERVE_SHARE: u64 = 256;
+
+/// The entry of a segment that holds nothing.
+const FREE: SegmentEntry = SegmentEntry { kind: SegmentKind::Free, class: 0 };
 
 /// Which blocks are free, and which segments.
 pub(super) struct Slab {
@@ -29,17 +37,19 @@ pub(super) struct Slab {
     pub(super) classes: Box<[Mutex<Class>]>,
     /// By segment: where it is in the list of its class. Under that class's lock.
     positions: Box<[AtomicU32]>,
-    /// Free segments, ascending. The index takes the lowest, blocks the highest: then lines have dense numbers, and a
-    /// client's cache, a direct-mapped array, can mirror the index.
-    pool: Mutex<VecDeque<u64>>,
+    pages: Mutex<Pages>,
+    /// Locked last.
+    pool: Mutex<Pool>,
     /// Segments in the pool.
     free_segments: AtomicU64,
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
+    /// Runs of values that are coming.
+    drafts: AtomicI64,
     space: Arc<Space>,
     /// When blocks were used, if the server evicts.
     pub(super) recency: Option<Recency>,
-    /// Free segments that classes with others leave to those without.
+    /// Free segments that classes with others, and large blocks, leave to those without.
     reserve: u64,
 }
 
@@ -64,6 +74,14 @@ pub(super) struct Cut {
     pub(super) used: u32,
     /// It gives no blocks, since it is to be emptied.
     pub(super) is_closed: bool,
+}
+
+/// What the pages of large segments are, for the check.
+pub(super) struct PagesReport {
+    /// The runs in use, by their first page, and the free ones.
+    pub(super) taken: Vec<Run>,
+    pub(super) free: Vec<Run>,
+    pub(super) free_pages: u64,
 }
 
 /// What a class holds, for the check.
@@ -113,11 +131,13 @@ impl Slab {
         let reserve = if recency.is_some() { (free_segments.end / RESERVE_SHARE).max(1) } else { 0 };
         Slab {
             region: region.clone(),
-            classes: (0..=span_max().0).map(|_| Mutex::default()).collect(),
+            classes: (0..=Span::SMALL_MAX.0).map(|_| Mutex::default()).collect(),
             positions: (0..free_segments.end).map(|_| AtomicU32::new(0)).collect(),
+            pages: Mutex::default(),
             free_segments: AtomicU64::new(free_segments.end - free_segments.start),
-            pool: Mutex::new(free_segments.collect()),
+            pool: Mutex::new(Pool::new(free_segments)),
             waiting: AtomicU64::new(0),
+            drafts: AtomicI64::new(0),
             space: Arc::clone(space),
             recency,
             reserve,
@@ -138,6 +158,34 @@ impl Slab {
             class.open.push(segment);
         }
         self.take_open(&mut class, span)
+    }
+
+    /// A run of pages for a large block, which nobody can reach.
+    ///
+    /// # Errors
+    /// [`Refusal::NoRun`].
+    pub(super) fn take_run(&self, pages: u64) -> Result<Run, Refusal> {
+        let mut runs = self.pages.lock();
+        if let Some(run) = runs.take(pages) {
+            return Ok(run);
+        }
+        let mut pool = self.pool.lock();
+        let Some(segments) = pool.take_for(pages, self.reserve, &runs) else {
+            let largest_bytes = pool.longest(self.reserve, &runs) * PAGE_BYTES;
+            return Err(Refusal::NoRun { run_bytes: pages * PAGE_BYTES, largest_bytes });
+        };
+        self.free_segments.store(pool.len(), Ordering::Relaxed);
+        drop(pool);
+        let added = Run {
+            first_page: segments.start * SEGMENT_PAGES,
+            pages: (segments.end - segments.start) * SEGMENT_PAGES,
+        };
+        tracing::debug!(?segments, "segments for large blocks");
+        let entry = SegmentEntry { kind: SegmentKind::Large, class: 0 };
+        segments.for_each(|segment| self.store_entry(segment, entry));
+        self.space.note_taken(self.free_segments(), self.positions.len() as u64);
+        runs.add(added);
+        Ok(runs.take(pages).expect("so many segments make a run that is long enough"))
     }
 
     /// The same out of the segments that the class has.
@@ -163,8 +211,12 @@ impl Slab {
     }
 
     /// Gives a block back that nobody can reach, or only readers that judge what they read. True if its segment has no
-    /// block in use now.
+    /// block in use now, or, for a large block, a segment all of whose pages are free.
     pub(super) fn give_back(&self, span: Span, place: Place) -> bool {
+        if span.is_large() {
+            let run = Run::at(place, 0).expect("a large block starts with a page");
+            return self.pages.lock().give_back(run.first_page);
+        }
         let segment = place.segment();
         let mut class = self.classes[span.0 as usize].lock();
         let class = &mut *class;
@@ -193,6 +245,16 @@ impl Slab {
         is_empty
     }
 
+    /// Notes that so many runs more, or less, are being filled part by part.
+    pub(super) fn note_draft(&self, more: i64) {
+        self.drafts.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Runs that are being filled part by part.
+    pub(super) fn drafts(&self) -> u64 {
+        self.drafts.load(Ordering::Relaxed) as u64
+    }
+
     /// Blocks that wait for the epochs.
     pub(super) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
@@ -210,6 +272,16 @@ impl Slab {
 
     pub(super) fn free_segments(&self) -> u64 {
         self.free_segments.load(Ordering::Relaxed)
+    }
+
+    /// The pages of large segments.
+    pub(super) fn report_pages(&self) -> PagesReport {
+        let pages = self.pages.lock();
+        PagesReport {
+            taken: pages.taken().collect(),
+            free: pages.free().collect(),
+            free_pages: pages.free_pages(),
+        }
     }
 
     /// The classes that have segments.
@@ -237,8 +309,8 @@ impl Slab {
     #[cold]
     pub(super) fn take_segment(&self, entry: SegmentEntry) -> Option<u64> {
         let mut pool = self.pool.lock();
-        let segment = if entry.kind == SegmentKind::Index { pool.pop_front() } else { pool.pop_back() }?;
-        self.free_segments.store(pool.len() as u64, Ordering::Relaxed);
+        let segment = if entry.kind == SegmentKind::Index { pool.take_first() } else { pool.take_last() }?;
+        self.free_segments.store(pool.len(), Ordering::Relaxed);
         drop(pool);
         self.store_entry(segment, entry);
         self.space.note_taken(self.free_segments(), self.positions.len() as u64);
@@ -251,13 +323,12 @@ impl Slab {
     /// place epoch was raised after it was emptied.
     pub(super) fn give_segment_back(&self, segment: u64) {
         let mut pool = self.pool.lock();
-        let at = pool.partition_point(|&other| other < segment);
-        pool.insert(at, segment);
-        self.free_segments.store(pool.len() as u64, Ordering::Relaxed);
+        pool.give_back(segment);
+        self.free_segments.store(pool.len(), Ordering::Relaxed);
     }
 
-    /// Takes segments without a block in use out of their classes, at most so many. They are nobody's then, and their words
-    /// are still what they were.
+    /// Takes segments without a block in use out of their classes, and such whose pages are all free, at most so many. They are
+    /// nobody's then, and their words are still what they were.
     pub(super) fn take_empty(&self, max: usize) -> Vec<Emptied> {
         let mut taken = Vec::new();
         for (code, class) in self.classes.iter().enumerate() {
@@ -269,9 +340,16 @@ impl Slab {
                     self.positions[moved.segment as usize].store(position as u32, Ordering::Relaxed);
                 }
                 class.open.retain(|&segment| segment != cut.segment);
-                self.store_entry(cut.segment, SegmentEntry { kind: SegmentKind::Free, class: 0 });
+                self.store_entry(cut.segment, FREE);
                 taken.push(Emptied { segment: cut.segment, used_words: cut.uncut as usize * span.words() });
             }
+        }
+        let mut pages = self.pages.lock();
+        while taken.len() < max
+            && let Some(segment) = pages.take_segment()
+        {
+            self.store_entry(segment, FREE);
+            taken.push(Emptied { segment, used_words: SEGMENT_WORDS });
         }
         taken
     }

@@ -1,6 +1,7 @@
 //! Segments go from one use to another.
 //!
-//! A class whose values were deleted keeps segments with few blocks in use, or none. When free segments get few, one thread
+//! A class whose values were deleted keeps segments with few blocks in use, or none. Pages of large blocks are free or in use,
+//! and segments with free pages alone are empty; runs of pages are not moved. When free segments get few, one thread
 //! of the server *empties* segments: it moves the blocks that are in use to other segments of their class. An empty segment
 //! is not free yet. Readers may hold places in it, and whatever is written there next could be bytes that a client chose,
 //! shaped like a valid block. So:
@@ -28,6 +29,7 @@ use kv_common::layout::{
 };
 use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
 use kv_common::region::bytes_of;
+use kv_common::wire::Refusal;
 
 use super::counters::Counters;
 use super::growth::GrowthSignal;
@@ -381,8 +383,13 @@ impl SpaceKeeper {
 }
 
 impl Worker {
-    /// Whether a write that has found no room should be tried again later.
-    pub(crate) fn is_worth_waiting(&self, waiting: &mut Waiting) -> bool {
+    /// Whether a write that was refused should be tried again later, since it has found no room and there may be some.
+    pub(crate) fn is_worth_waiting(&self, refusal: Refusal, waiting: &mut Waiting) -> bool {
+        let wants_run = match refusal {
+            Refusal::NoRun { .. } => true,
+            Refusal::RegionFull { .. } | Refusal::IndexFull { .. } => false,
+            _ => return false,
+        };
         let (space, now_ns) = (&self.table.space, self.table.growth.now_ns());
         let Some(asked) = waiting.0 else {
             let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
@@ -391,7 +398,9 @@ impl Worker {
             space.signal.set();
             return true;
         };
-        now_ns < asked.until_ns && space.refused.load(Ordering::Relaxed) < asked.number
+        // Segments that are free by now may not be those that make a run, and others are not made free for it.
+        let is_served = wants_run && space.served.load(Ordering::Relaxed) >= asked.number;
+        now_ns < asked.until_ns && !is_served && space.refused.load(Ordering::Relaxed) < asked.number
     }
 
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
@@ -448,6 +457,7 @@ impl Worker {
             words: words.len(),
             hash: block::hash_of(&bytes_of(words)[..payload_bytes]),
             span: at.slot.span(),
+            stored_bytes: at.slot.span().bytes(),
             data_bytes: lengths.data_bytes() as u64,
             expires_ns: self.table.expiry_of(at.slot.place()),
         }

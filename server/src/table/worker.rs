@@ -1,5 +1,6 @@
 //! What one worker thread owns, and how blocks come back.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +9,7 @@ use kv_common::layout::{Counter, Slot};
 
 use super::Table;
 use super::counters::Counters;
+use super::upload::Upload;
 
 /// Rounds of giving blocks back. Each takes several bags of retired blocks, so this many empty any backlog that a few
 /// workers can build up between two sleeps.
@@ -27,6 +29,10 @@ pub struct Worker {
     pub(crate) staged: Vec<u64>,
     /// Private memory for a value that is made of the one before.
     pub(super) changed: Vec<u8>,
+    /// Bytes of the whole value that was touched last, of which `changed` has the beginning.
+    pub(super) touched_bytes: usize,
+    /// Large values that are coming, by session.
+    pub(super) uploads: HashMap<u64, Upload>,
     index: Option<usize>,
 }
 
@@ -50,6 +56,8 @@ impl Worker {
             block: Vec::new(),
             staged: Vec::new(),
             changed: Vec::new(),
+            touched_bytes: 0,
+            uploads: HashMap::new(),
             index,
         }
     }
@@ -80,7 +88,7 @@ impl Worker {
 
     /// Gives the block of a slot that was overwritten back once no worker can look at it.
     pub(super) fn retire(&self, slot: Slot) {
-        if let Some(recency) = &self.table.slab.recency {
+        if let Some(recency) = self.table.recency_of(slot) {
             recency.end(slot.span(), slot.place());
         }
         self.table.slab.note_waiting();
@@ -91,8 +99,9 @@ impl Worker {
                 space.note_empty_segment(slab.is_scarce());
             }
         });
-        if self.table.slab.is_scarce() {
-            // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full.
+        if self.table.slab.is_scarce() || slot.span().is_large() {
+            // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full. A bag of large
+            // ones could be most of the region.
             pinned.flush();
         }
     }
@@ -100,6 +109,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        self.abandon_all();
         self.reclaim();
         if let Some(index) = self.index {
             self.table.workers_taken.fetch_and(!(1 << index), Ordering::Release);

@@ -9,14 +9,19 @@ use std::time::Instant;
 
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{LINE_WORDS, SEGMENT_WORDS, WINDOW_WORDS};
-use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::large::{Assembled, Assembly};
+use kv_common::layout::{LINE_WORDS, PAGE_WORDS, SEGMENT_WORDS, Slot, WINDOW_WORDS};
+use kv_common::limits::{INLINE_VALUE_MAX_BYTES, OVERFLOW_CHAIN_MAX, SMALL_BLOCK_MAX_BYTES};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, Words, bytes_of};
 use kv_common::wire::{Condition, IndexHint, Op, Refusal, Reply, Request, Status, Value};
 use kv_server::table::{Table, TableConfig, Worker};
 
 pub(crate) const SESSION: u64 = 77;
+/// The largest value of these tables: larger than a segment.
+pub(crate) const VALUE_MAX_BYTES: usize = 3 << 20;
+/// Bytes of a part of those values that come in parts.
+const PART_BYTES: usize = 200_003;
 
 thread_local! {
     static CLOCK_NS: Cell<u64> = const { Cell::new(1_700_000_000_000_000_000) };
@@ -37,6 +42,7 @@ pub(crate) fn config(workers: usize, expected_keys: Option<u64>) -> TableConfig 
         workers,
         expected_keys,
         grace_ns: kv_common::limits::GRACE_NS,
+        value_max_bytes: VALUE_MAX_BYTES,
         page_bytes: 4096,
         table_id: 0x7ab1e,
         hash_seed: 0x5eed,
@@ -65,6 +71,8 @@ pub(crate) struct Answer {
     pub(crate) status: Status,
     pub(crate) version: u64,
     pub(crate) value: Vec<u8>,
+    /// Bytes of the whole value, as the reply says.
+    pub(crate) total_bytes: usize,
     pub(crate) hint: Option<IndexHint>,
 }
 
@@ -99,13 +107,49 @@ impl Client {
         self.write(Op::Delete, Condition::Always, key, &[])
     }
 
+    /// In as many answers as it takes.
     pub(crate) fn get(&mut self, key: &[u8]) -> Answer {
-        self.write(Op::Get, Condition::Always, key, &[])
+        let mut answer = self.write(Op::Get, Condition::Always, key, &[]);
+        while answer.value.len() < answer.total_bytes {
+            let from = (answer.value.len() as u64).to_le_bytes();
+            let next = self.request(Op::Get, Condition::Always, key, Value::Inline(&from), None);
+            assert_eq!(
+                (next.status, next.version),
+                (Status::Done, answer.version),
+                "nobody writes meanwhile"
+            );
+            assert!(!next.value.is_empty(), "each answer brings some");
+            answer.value.extend_from_slice(&next.value);
+        }
+        answer
     }
 
-    /// Inline or staged, as a client would choose.
+    /// A put whose value comes in parts.
+    pub(crate) fn upload(&mut self, condition: Condition, key: &[u8], value: &[u8]) -> Answer {
+        let begun = self.begin(key, value.len() as u64);
+        if begun.status != Status::Done {
+            return begun;
+        }
+        for part in value.chunks(PART_BYTES) {
+            assert_eq!(self.part(part).status, Status::Done);
+        }
+        self.write(Op::PutEnd, condition, key, &[])
+    }
+
+    pub(crate) fn begin(&mut self, key: &[u8], value_bytes: u64) -> Answer {
+        self.write(Op::PutBegin, Condition::Always, key, &value_bytes.to_le_bytes())
+    }
+
+    pub(crate) fn part(&mut self, bytes: &[u8]) -> Answer {
+        self.write(Op::PutPart, Condition::Always, &[], bytes)
+    }
+
+    /// Inline, staged, or a large one of an odd length in parts, as a client would choose.
     pub(crate) fn write(&mut self, op: Op, condition: Condition, key: &[u8], value: &[u8]) -> Answer {
-        if value.len() <= kv_common::limits::INLINE_VALUE_MAX_BYTES {
+        if op == Op::Put && value.len() > SMALL_BLOCK_MAX_BYTES && value.len() % 2 == 1 {
+            return self.upload(condition, key, value);
+        }
+        if value.len() <= INLINE_VALUE_MAX_BYTES {
             return self.request(op, condition, key, Value::Inline(value), None);
         }
         let staging = Words::zeroed(value.len().div_ceil(8) + 2);
@@ -143,14 +187,13 @@ impl Client {
             assert_eq!(reply.seq, seq);
             (has_more, total_bytes) = (reply.has_more, reply.total_bytes as usize);
             let Reply { status, version, hint, .. } = reply;
-            let answer = answer.get_or_insert(Answer { status, version, value: Vec::new(), hint });
+            let new = Answer { status, version, value: Vec::new(), total_bytes, hint };
+            let answer = answer.get_or_insert(new);
             assert_eq!((answer.status, answer.version), (status, version), "one reply in parts");
             answer.value.extend_from_slice(reply.chunk);
         });
         let answer = answer.expect("every request is answered");
-        let is_whole =
-            answer.value.len() == total_bytes || (answer.value.is_empty() && answer.hint.is_some());
-        assert!(!has_more && is_whole, "the reply is whole, or that of an append");
+        assert!(!has_more && answer.value.len() <= total_bytes, "the reply is whole");
         answer
     }
 }
@@ -210,6 +253,9 @@ pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
         state = judge_overflow(&line, home.in_segment() as u16, hash, &mut matches);
     }
     for &slot in matches.slots() {
+        if let Some((version, value)) = look_at_pages(region, view, key, slot) {
+            return Look::Found { version, value };
+        }
         let Some(words) = view.block_words(slot) else { continue };
         let mut block = vec![0; words];
         region.copy_out(slot.place().word(), &mut block);
@@ -222,4 +268,18 @@ pub(crate) fn look(region: &ReadWords, view: &TableView, key: &[u8]) -> Look {
         }
     }
     Look::Unclear
+}
+
+/// The same of a large block.
+fn look_at_pages(region: &ReadWords, view: &TableView, key: &[u8], slot: Slot) -> Option<(u64, Vec<u8>)> {
+    let mut words = vec![0; PAGE_WORDS];
+    region.copy_out(view.first_page(slot)?.page_word(0), &mut words);
+    let mut assembly = Assembly::begin(&words, key, slot, view).ok()?;
+    while let Some(piece) = assembly.piece(assembly.pages_fed()) {
+        words.resize(piece.len_words, 0);
+        region.copy_out(piece.at_word, &mut words);
+        assembly.feed(&words);
+    }
+    let Assembled { version, expires_ns, value } = assembly.finish(view.table_id)?;
+    expires_ns.is_none_or(|expires_ns| expires_ns > clock_ns()).then_some((version, value))
 }

@@ -55,7 +55,7 @@ pub(crate) fn multi_get_has_a_result_per_key(start: Start) {
 }
 
 pub(crate) fn multi_put_and_multi_delete_have_a_result_per_key(start: Start) {
-    let server = start(Needs { memory: "128MiB", ..Needs::default() });
+    let server = start(Needs { memory: "128MiB", max_value: "1MiB", ..Needs::default() });
     let mut client = server.connect();
     assert_eq!(client.multi_put(&[] as &[(&[u8], &[u8])]), []);
     assert_eq!(client.multi_delete(&[] as &[&[u8]]), []);

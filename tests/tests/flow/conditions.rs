@@ -1,6 +1,6 @@
 //! Writes that depend on what is there: conditions, counters, appends.
 
-use kv_client::{Appended, Condition, Conditional, Count, Error, Outcome, Refusal, VALUE_MAX_BYTES, Value};
+use kv_client::{Appended, Condition, Conditional, Count, Error, Outcome, Refusal, Value};
 
 use crate::live::server::{Needs, Start};
 
@@ -106,7 +106,8 @@ pub(crate) fn adds_count_and_refuse_what_is_no_counter(start: Start) {
 }
 
 pub(crate) fn appends_make_longer_values(start: Start) {
-    let server = start(Needs::default());
+    const LARGEST_BYTES: usize = 1 << 20;
+    let server = start(Needs { max_value: "1MiB", ..Needs::default() });
     let mut client = server.connect();
     let mut other = server.connect();
     let mut whole = Vec::new();
@@ -118,14 +119,12 @@ pub(crate) fn appends_make_longer_values(start: Start) {
         assert_eq!(other.get(b"log"), Ok(Some(Value { bytes: whole.clone(), version })));
     }
     let version = other.get(b"log").unwrap().unwrap().version;
-    let too_long = vec![5; VALUE_MAX_BYTES - whole.len() + 1];
-    let refusal = Refusal::ValueTooLarge {
-        found_bytes: VALUE_MAX_BYTES as u64 + 1,
-        limit_bytes: VALUE_MAX_BYTES as u64,
-    };
+    let too_long = vec![5; LARGEST_BYTES - whole.len() + 1];
+    let refusal =
+        Refusal::ValueTooLarge { found_bytes: LARGEST_BYTES as u64 + 1, limit_bytes: LARGEST_BYTES as u64 };
     assert_eq!(client.append(b"log", &too_long), Err(Error::Refused(refusal)));
     assert_eq!(client.get(b"log"), Ok(Some(Value { bytes: whole.clone(), version })), "unchanged");
-    assert_eq!(client.append(b"log", &too_long[1..]).unwrap().value_bytes, VALUE_MAX_BYTES);
+    assert_eq!(client.append(b"log", &too_long[1..]).unwrap().value_bytes, LARGEST_BYTES);
     assert_eq!(client.append_if(b"new", b"x", Condition::Present), Ok(Conditional::NotFound));
     assert_eq!(client.get(b"new"), Ok(None));
     let first = client.append_if(b"new", b"x", Condition::Absent).unwrap().done().unwrap();

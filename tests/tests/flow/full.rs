@@ -1,6 +1,7 @@
 //! What happens when there is no room.
 
-use kv_client::{Client, Error, Outcome, Refusal, VALUE_MAX_BYTES};
+use kv_client::{Client, Error, Outcome, Refusal};
+use kv_common::layout::PAGE_PAYLOAD_BYTES;
 
 use crate::live::server::{Needs, Start};
 use crate::live::value_of;
@@ -59,13 +60,11 @@ pub(crate) fn a_full_region_is_named_and_loses_nothing(start: Start) {
 const SURELY_STORED: u64 = 160_000;
 
 pub(crate) fn a_full_index_is_named_and_loses_nothing(start: Start) {
-    // One index segment, and values that leave three others for blocks of 32 bytes: so many that the index is not large
+    // One index segment, and a value that leaves three others for blocks of 32 bytes: so many that the index is not large
     // enough for them, and no segment for it to grow into.
     let server = start(Needs { memory: "24MiB", expected_keys: 1, ..Needs::default() });
     let (mut setup, mut client) = (server.connect_for_setup(), server.connect());
-    for i in 0..6u8 {
-        setup.put(&[i], &vec![i; VALUE_MAX_BYTES]).unwrap();
-    }
+    setup.put(b"large", &vec![7; 190 * PAGE_PAYLOAD_BYTES]).unwrap();
     let (mut acknowledged, mut refused, mut submitted) = (Vec::new(), Vec::new(), 0);
     while refused.is_empty() {
         let by = if submitted < SURELY_STORED { &mut setup } else { &mut client };

@@ -16,6 +16,7 @@ mod conditions;
 mod expiry;
 mod full;
 mod growth;
+mod large;
 mod reads;
 mod registered;
 mod scan;

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use kv_client::{Client, Error, NotSubmitted, Outcome, Registered, Stats, VALUE_MAX_BYTES, ValueRef};
+use kv_client::{Client, Error, NotSubmitted, Outcome, Registered, Stats, ValueRef};
 
 use crate::live::server::{Needs, Start};
 use crate::live::value_of;
+
+/// The largest value whose block is in one piece, whatever its key.
+const IN_PLACE_BYTES_MAX: usize = (320 << 10) - 24 - 1024;
 
 /// The hits since `before`, and how many of them were neither copied nor answered by the server.
 fn hits_in_place(client: &Client, before: Stats) -> (u64, u64) {
@@ -17,12 +20,12 @@ fn hits_in_place(client: &Client, before: Stats) -> (u64, u64) {
 pub(crate) fn values_stay_where_they_were_read(start: Start) {
     let server = start(Needs { memory: "64MiB", ..Needs::default() });
     let (mut writer, mut client) = (server.connect(), server.connect());
-    let mut buffer = client.register(VALUE_MAX_BYTES).unwrap();
-    assert!(buffer.room_bytes() > VALUE_MAX_BYTES + 1024);
+    let mut buffer = client.register(IN_PLACE_BYTES_MAX).unwrap();
+    assert!(buffer.room_bytes() >= IN_PLACE_BYTES_MAX + 1024);
     assert_eq!(client.get_into(b"key", &mut buffer), Ok(None));
     assert_eq!(buffer.value(), None);
     let before = client.stats();
-    let sizes = [0, 1, 7, 8, 9, 64, 1000, 8192, 8193, 100_000, VALUE_MAX_BYTES - 1, VALUE_MAX_BYTES];
+    let sizes = [0, 1, 7, 8, 9, 64, 1000, 8192, 8193, 100_000, IN_PLACE_BYTES_MAX - 1, IN_PLACE_BYTES_MAX];
     for (i, &size) in sizes.iter().enumerate() {
         for key in [vec![b'k'; 1], vec![b'k'; 1024]] {
             let bytes = &value_of(i as u64, size)[..];
@@ -46,9 +49,10 @@ pub(crate) fn values_stay_where_they_were_read(start: Start) {
 }
 
 pub(crate) fn values_beyond_registered_memory_are_copied_or_refused(start: Start) {
-    let server = start(Needs::default());
+    const LARGEST_BYTES: usize = 1 << 20;
+    let server = start(Needs { max_value: "1MiB", ..Needs::default() });
     let mut client = server.connect();
-    let limit_bytes = VALUE_MAX_BYTES;
+    let limit_bytes = LARGEST_BYTES;
     let too_large = Error::ValueTooLarge { found_bytes: limit_bytes + 1, limit_bytes };
     assert_eq!(client.register(limit_bytes + 1), Err(too_large));
     let mut buffer = client.register(0).unwrap();
@@ -62,7 +66,7 @@ pub(crate) fn values_beyond_registered_memory_are_copied_or_refused(start: Start
         assert!(found == Some(ValueRef { bytes, version }), "{size} bytes of {room_bytes}");
         assert_eq!(hits_in_place(&client, before), (1, is_in_place), "{size} bytes of {room_bytes}");
     }
-    for value_bytes in [room_bytes + 1, VALUE_MAX_BYTES] {
+    for value_bytes in [room_bytes + 1, LARGEST_BYTES] {
         let version = client.put(b"key", &value_of(1, value_bytes)).unwrap();
         let error = Error::BufferTooSmall { value_bytes, room_bytes };
         assert_eq!(client.get_into(b"key", &mut buffer), Err(error.clone()));

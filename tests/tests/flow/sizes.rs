@@ -1,6 +1,6 @@
 //! Values of all sizes.
 
-use kv_client::{Client, Error, VALUE_MAX_BYTES};
+use kv_client::{Client, Error};
 use kv_common::limits::{INLINE_VALUE_MAX_BYTES, REPLY_CHUNK_BYTES};
 
 use crate::live::server::{Needs, Start};
@@ -9,6 +9,8 @@ use crate::live::value_of;
 /// Bytes of a block before the key, as the layout has it.
 const BLOCK_HEADER_BYTES: usize = 24;
 const KEY_BYTES: usize = 8;
+/// The largest value here.
+const LARGEST_BYTES: usize = 1 << 20;
 
 /// Block sizes: steps of 16 bytes up to 256, then eight steps per doubling.
 fn classes() -> Vec<usize> {
@@ -22,8 +24,8 @@ fn boundary_sizes() -> Vec<usize> {
     let overhead = BLOCK_HEADER_BYTES + KEY_BYTES;
     let filled = classes().into_iter().filter(|&class| class > overhead).map(|class| class - overhead);
     let mut sizes: Vec<usize> = filled.flat_map(|size| [size - 1, size, size + 1]).collect();
-    sizes.retain(|&size| size <= VALUE_MAX_BYTES);
-    sizes.extend([0, 1, 7, 8, 9, VALUE_MAX_BYTES - 1, VALUE_MAX_BYTES]);
+    sizes.retain(|&size| size <= LARGEST_BYTES);
+    sizes.extend([0, 1, 7, 8, 9, LARGEST_BYTES - 1, LARGEST_BYTES]);
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -43,7 +45,7 @@ pub(crate) fn values_of_every_class(start: Start) {
     let server = start(Needs { memory: "320MiB", ..Needs::default() });
     let (mut writer, mut reader) = (server.connect(), server.connect());
     let sizes = boundary_sizes();
-    assert!(sizes.len() > 300 && sizes.contains(&VALUE_MAX_BYTES));
+    assert!(sizes.len() > 300 && sizes.contains(&LARGEST_BYTES));
     for (i, &size) in sizes.iter().enumerate() {
         let value = value_of(i as u64, size);
         writer.put(&key_of(size), &value).unwrap();
@@ -88,12 +90,13 @@ pub(crate) fn values_at_the_limits_of_messages(start: Start) {
 }
 
 pub(crate) fn values_beyond_the_limit_are_refused(start: Start) {
-    let server = start(Needs { memory: "32MiB", ..Needs::default() });
+    let server = start(Needs { memory: "32MiB", max_value: "1MiB", ..Needs::default() });
     let mut client = server.connect();
+    assert_eq!(client.value_max_bytes(), LARGEST_BYTES);
     let version = client.put(b"key", b"value").unwrap();
-    for found_bytes in [VALUE_MAX_BYTES + 1, 3 * VALUE_MAX_BYTES] {
+    for found_bytes in [LARGEST_BYTES + 1, 3 * LARGEST_BYTES] {
         let value = vec![7; found_bytes];
-        let error = Error::ValueTooLarge { found_bytes, limit_bytes: 1 << 20 };
+        let error = Error::ValueTooLarge { found_bytes, limit_bytes: LARGEST_BYTES };
         assert_eq!(client.put(b"key", &value), Err(error.clone()));
         assert_eq!(client.compare_and_set(b"key", version, &value), Err(error.clone()));
         assert_eq!(client.submit_put(b"key", &value), Err(error.clone()));
@@ -101,6 +104,6 @@ pub(crate) fn values_beyond_the_limit_are_refused(start: Start) {
     }
     assert_eq!(client.pending(), 0);
     assert_value(&mut client, b"key", b"value");
-    client.put(b"key", &value_of(1, VALUE_MAX_BYTES)).unwrap();
-    assert_value(&mut client, b"key", &value_of(1, VALUE_MAX_BYTES));
+    client.put(b"key", &value_of(1, LARGEST_BYTES)).unwrap();
+    assert_value(&mut client, b"key", &value_of(1, LARGEST_BYTES));
 }

@@ -18,6 +18,7 @@ use super::{procfs, programs, try_wait_for, wait_for};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     pub(crate) memory: &'static str,
+    pub(crate) max_value: &'static str,
     pub(crate) expected_keys: u64,
     pub(crate) workers: usize,
     /// Of a full server.
@@ -26,7 +27,13 @@ pub(crate) struct Needs {
 
 impl Default for Needs {
     fn default() -> Needs {
-        Needs { memory: "32MiB", expected_keys: 100_000, workers: 1, on_full: OnFull::Reject }
+        Needs {
+            memory: "32MiB",
+            max_value: "64MiB",
+            expected_keys: 100_000,
+            workers: 1,
+            on_full: OnFull::Reject,
+        }
     }
 }
 
@@ -119,6 +126,7 @@ pub(crate) fn tcp_in_process(needs: Needs) -> Live {
 fn in_process(needs: Needs, site: Site) -> Live {
     let running = kv_server::start(Config {
         memory_bytes: parse_size(needs.memory).unwrap(),
+        value_max_bytes: parse_size(needs.max_value).unwrap() as usize,
         socket: site.socket(),
         listen: Some(site.listen.clone()),
         workers: needs.workers,
@@ -234,7 +242,7 @@ impl Site {
         if needs.on_full == OnFull::Evict {
             command.args(["--on-full", "evict"]);
         }
-        command.args(["--listen", &self.listen.to_string()]);
+        command.args(["--max-value", needs.max_value, "--listen", &self.listen.to_string()]);
         command.args(["--workers", &workers, "--socket"]).arg(self.socket()).args(more);
         Server::start(command, self.dir.path().join("log"))
     }

@@ -6,7 +6,7 @@ use std::thread;
 use kv_client::{Error, Refusal};
 use kv_common::hash::KeyHash;
 use kv_common::layout::superblock;
-use kv_common::limits::{OVERFLOW_CHAIN_MAX, REPLY_CHUNK_BYTES};
+use kv_common::limits::{ANSWER_MAX_BYTES, OVERFLOW_CHAIN_MAX, REPLY_CHUNK_BYTES};
 use kv_common::wire::{self, Malformed, Op, Reply, Request, Status};
 
 use crate::live::bystander::{assert_unharmed, good};
@@ -22,24 +22,74 @@ const REPLY_PROGRESS: usize = 256 / WORD;
 #[test]
 fn a_large_value_is_answered_by_the_server_in_parts() {
     let (site, _server, mut client) = good(Transport::Shm, "32MiB");
-    for len_bytes in [0, REPLY_CHUNK_BYTES, REPLY_CHUNK_BYTES + 1, 1 << 20] {
+    for len_bytes in
+        [0, REPLY_CHUNK_BYTES, REPLY_CHUNK_BYTES + 1, ANSWER_MAX_BYTES, ANSWER_MAX_BYTES + 1, 1 << 21]
+    {
         let value = value_of(1, len_bytes);
         let version = client.put(b"large", &value).unwrap();
         let mut peer = Peer::connect(&site.socket());
-        let seq = peer.try_send(Op::Get, b"large", b"").unwrap();
         let mut found = Vec::new();
-        for part in 1.. {
-            let message = peer.receive();
-            let reply = Reply::decode(&message).unwrap();
-            assert_eq!((reply.seq, reply.status, reply.version), (seq, Status::Done, version));
-            assert_eq!(reply.total_bytes as usize, len_bytes);
-            found.extend_from_slice(reply.chunk);
-            if !reply.has_more {
-                assert_eq!(part, len_bytes.div_ceil(REPLY_CHUNK_BYTES).max(1));
+        for answer in 1.. {
+            // The client says how much it has already.
+            let from = (found.len() as u64).to_le_bytes();
+            let from = if found.is_empty() { &[][..] } else { &from };
+            let seq = peer.try_send(Op::Get, b"large", from).unwrap();
+            let (before, mut parts, mut has_more) = (found.len(), 0, true);
+            while has_more {
+                let message = peer.receive();
+                let reply = Reply::decode(&message).unwrap();
+                assert_eq!((reply.seq, reply.status, reply.version), (seq, Status::Done, version));
+                assert_eq!(reply.total_bytes as usize, len_bytes);
+                found.extend_from_slice(reply.chunk);
+                (parts, has_more) = (parts + 1, reply.has_more);
+            }
+            let expected = (len_bytes - before).min(ANSWER_MAX_BYTES);
+            assert_eq!(
+                (found.len() - before, parts),
+                (expected, expected.div_ceil(REPLY_CHUNK_BYTES).max(1))
+            );
+            if found.len() == len_bytes {
+                assert_eq!(answer, len_bytes.div_ceil(ANSWER_MAX_BYTES).max(1));
                 break;
             }
         }
         assert!(found == value);
+        // From beyond the end there is nothing.
+        let seq = peer.try_send(Op::Get, b"large", &u64::MAX.to_le_bytes()).unwrap();
+        let message = peer.receive();
+        let reply = Reply::decode(&message).unwrap();
+        assert_eq!((reply.seq, reply.chunk, reply.total_bytes as usize), (seq, &b""[..], len_bytes));
+    }
+}
+
+#[test]
+fn an_upload_whose_client_dies_gives_its_memory_back() {
+    let (site, server, mut client) = good(Transport::Shm, "64MiB");
+    let before = server.footprint_of_one(&mut client);
+    let keys = client.server_stat().unwrap().counters["keys"];
+    for round in 1..=3 {
+        let mut peer = Peer::connect(&site.socket());
+        let done = |peer: &mut Peer, seq| {
+            let message = peer.receive();
+            let reply = Reply::decode(&message).unwrap();
+            assert_eq!((reply.seq, reply.status), (seq, Status::Done));
+        };
+        let seq = peer.try_send(Op::PutBegin, b"large", &(40u64 << 20).to_le_bytes()).unwrap();
+        done(&mut peer, seq);
+        let seq = peer.try_send(Op::PutPart, b"", &[7; 8192]).unwrap();
+        done(&mut peer, seq);
+        // Nothing of that size fits beside it.
+        let refused = client.put(b"other", &value_of(round, 20 << 20));
+        assert!(matches!(refused, Err(Error::Refused(Refusal::NoRun { .. }))), "{refused:?}");
+        drop(peer);
+        server.wait_for_footprint(before, &mut client);
+        let counters = client.server_stat().unwrap().counters;
+        assert_eq!((counters["uploads_abandoned"], counters["keys"]), (round, keys));
+        assert_eq!(client.get(b"large"), Ok(None));
+        let value = value_of(round, 40 << 20);
+        client.put(b"large", &value).unwrap();
+        assert!(client.get(b"large").unwrap().unwrap().bytes == value);
+        client.delete(b"large").unwrap();
     }
 }
 
@@ -59,7 +109,7 @@ fn clients_that_never_read_their_replies_harm_nobody_and_cost_a_bounded_amount()
         assert_unharmed(&mut client, round);
     }
     // Its whole channel, and the replies to one request that wait for it.
-    let bound = DEAF as u64 * (deaf[0].layout.len_bytes() + 2 * (1 << 20)) + (4 << 20);
+    let bound = DEAF as u64 * (deaf[0].layout.len_bytes() + 2 * ANSWER_MAX_BYTES as u64) + (4 << 20);
     let grown = procfs::resident_bytes(server.pid()).saturating_sub(resident_before);
     assert!(grown < bound, "{grown} bytes for {DEAF} clients, at most {bound} expected");
     drop(deaf);
@@ -145,8 +195,8 @@ fn staged_values_that_are_not_what_was_announced_are_refused() {
         assert!(matches!(refusal, Refusal::StagedOutside { .. }), "{offset_bytes}: {refusal:?}");
     }
     assert!(matches!(refusal_of(0, 1 << 20, 1), Refusal::StagedChanged { .. }));
-    let too_large = Refusal::ValueTooLarge { found_bytes: (1 << 20) + 1, limit_bytes: 1 << 20 };
-    assert_eq!(refusal_of(0, (1 << 20) + 1, 0), too_large);
+    let too_large = Refusal::ValueTooLarge { found_bytes: (1 << 30) + 1, limit_bytes: 1 << 30 };
+    assert_eq!(refusal_of(0, (1 << 30) + 1, 0), too_large);
     assert_eq!(client.get(b"forged"), Ok(None));
     assert_unharmed(&mut client, 1);
 }

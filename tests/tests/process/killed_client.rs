@@ -15,8 +15,8 @@ const ROUNDS: u64 = 25;
 const KEYS: u64 = 8;
 /// PUTs under way at once, each to another key.
 const DEPTH: usize = 6;
-/// Inline and staged, in place and moved.
-const LENGTHS: [usize; 6] = [0, 8, 100, 3000, 9000, 100_000];
+/// Inline, staged and in parts, in place and moved.
+const LENGTHS: [usize; 7] = [0, 8, 100, 3000, 9000, 100_000, 1_200_000];
 
 fn key_of(round: u64, key: u64) -> Vec<u8> {
     format!("round {round} key {key}").into_bytes()
@@ -88,7 +88,7 @@ fn clients_killed_in_the_middle_of_puts_leave_nothing_but_what_was_acknowledged(
     // What happens to the queue pairs is the same, whoever connects them.
     let rounds = if transport == Transport::VerbsCm { 8 } else { ROUNDS };
     let site = Site::over(transport);
-    let server = site.serve_with(Needs { memory: "96MiB", workers: 2, ..Needs::default() }, &[]);
+    let server = site.serve_with(Needs { memory: "128MiB", workers: 2, ..Needs::default() }, &[]);
     let mut client = site.connect(PATIENCE);
     client.put(b"other", b"value").unwrap();
     let before = server.footprint_of_one(&mut client);

@@ -46,6 +46,7 @@ mod hostile;
 mod hostile_tcp;
 mod killed_client;
 mod killed_server;
+mod large;
 mod other_user;
 mod stopped;
 mod submitted;

@@ -27,6 +27,7 @@ mod world;
 
 use kv_common::adversary::Mutant;
 use kv_tests::oracle::UNDECIDED;
+use plan::HAULS;
 use totals::Totals;
 use world::{memory, play, play_cache};
 
@@ -37,6 +38,8 @@ fn env(name: &str) -> Option<u64> {
 
 /// Seeds that a run plays if it is not told otherwise.
 const SEEDS: u64 = 200;
+/// And so many with values in pages.
+const HAUL_SEEDS: u64 = 12;
 
 #[test]
 fn random_seeds_find_nothing_wrong() {
@@ -46,7 +49,8 @@ fn random_seeds_find_nothing_wrong() {
     let seeds =
         first.unwrap_or(0)..first.unwrap_or(0) + count.unwrap_or(if first.is_some() { 1 } else { SEEDS });
     let is_single = seeds.end - seeds.start == 1;
-    for seed in seeds {
+    let hauls = if (first, count) == (None, None) { HAULS..HAULS + HAUL_SEEDS } else { 0..0 };
+    for seed in seeds.chain(hauls) {
         match play(&memory, seed, None) {
             Ok(report) => {
                 if is_single {
@@ -106,6 +110,8 @@ fn assert_rare_branches(totals: &Totals) {
         ("GETs that raced with stores", fabric.racing_gets, 10_000),
         ("torn blocks", stats.retries_torn, 100),
         ("stale places", stats.retries_stale, 1000),
+        ("large values read page by page", stats.large_values, 100),
+        ("large blocks that were others when their last pages were read", stats.retries_large, 1),
         ("blocks that were not live", stats.retries_dead, 1000),
         ("blocks of other keys", stats.other_keys, 1000),
         ("overflow lines that were read", stats.overflow_reads, 1000),
@@ -199,6 +205,8 @@ fn every_mutant_is_found() {
             println!("{mutant:?}: found by {found} of {seeds} seeds");
             continue;
         }
+        let is_of_pages = matches!(mutant, Mutant::CheckOnlyHead | Mutant::SkipMarkers);
+        let first = if is_of_pages { HAULS + first } else { first };
         match (first..first + MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, find(seed)?))) {
             Some((seed, wrong)) => {
                 let wrong = wrong.lines().next().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What a seed determines before it begins: how bad the network is, what befalls the server, who does what to which
 //! keys.
 //!
-//! Five moods, because what brings some dangers about keeps others away:
+//! Several moods, because what brings some dangers about keeps others away:
 //! * a *storm* has everything: faults of all kinds, stopped clients, many sizes, servers killed;
 //! * a *duel* is about one to three keys that move to and fro between two places, without faults: the server often stands
 //!   between two stores, and clients, some of which have looked there just now and some long ago, look at what it writes;
@@ -10,7 +10,9 @@
 //! * a *boom* has index segments split one after the other, and readers who remember little and often read across a whole
 //!   split;
 //! * a *lull* has keys whose time ends, and time for that: it goes by in leaps, the server is stopped for a while now and
-//!   then, and clocks of clients leap and run too fast or too slowly.
+//!   then, and clocks of clients leap and run too fast or too slowly;
+//! * in a *haul* some of the values lie in pages: a duel of few operations, since each takes very many stores. Such seeds are
+//!   those from [`HAULS`] on.
 //!
 //! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment.
 
@@ -29,6 +31,8 @@ use crate::server::ServerPlan;
 const SEGMENTS: usize = 10;
 /// ... and of one whose index grows.
 pub(crate) const SEGMENTS_MAX: usize = 48;
+/// The first seed of a haul.
+pub(crate) const HAULS: u64 = 1 << 32;
 
 /// Everything about one seed.
 pub(crate) struct Plan {
@@ -50,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) keys: Vec<Key>,
     /// Bytes of the blocks in use.
     pub(crate) block_bytes: Vec<usize>,
+    /// Words that a client lends for values too large for a message.
+    pub(crate) staging_words: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,18 +65,19 @@ enum Mood {
     Crowd,
     Boom,
     Lull,
+    Haul,
 }
 
 impl Plan {
-    /// Draws the plan.
-    pub(crate) fn draw(rng: &mut Rng) -> Plan {
-        let mood =
-            rng.pick(&[Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom, Mood::Lull]);
+    /// Draws the plan of a seed.
+    pub(crate) fn draw(rng: &mut Rng, seed: u64) -> Plan {
+        let moods = [Mood::Storm, Mood::Duel, Mood::Duel, Mood::Crowd, Mood::Boom, Mood::Boom, Mood::Lull];
+        let mood = if seed >= HAULS { Mood::Haul } else { rng.pick(&moods) };
         Plan::of(rng, mood)
     }
 
     /// Draws the plan of a cache: many sizes in few segments, and keys that go for no reason but chance, too.
-    pub(crate) fn draw_cache(rng: &mut Rng) -> Plan {
+    pub(crate) fn draw_cache(rng: &mut Rng, _seed: u64) -> Plan {
         let mut plan = Plan::of(rng, Mood::Storm);
         plan.server_plan = ServerPlan {
             evicts: true,
@@ -95,17 +102,23 @@ impl Plan {
                 Mood::Crowd => 0,
                 Mood::Boom => rng.pick(&[0, 100]),
                 Mood::Lull => rng.pick(&[0, 20, 100]),
+                Mood::Haul => rng.pick(&[0, 400, 4000]),
             },
             // Whoever waits for a whole split is not to be sent away at its first store.
             stand_one_in: if mood == Mood::Boom { rng.pick(&[0, 0, 2]) } else { 2 },
             lull_one_in: if mood == Mood::Lull { rng.pick(&[50, 200]) } else { 0 },
             stop_one_in: if mood == Mood::Lull { rng.pick(&[0, 20, 200]) } else { 0 },
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
-            break_one_in: if is_storm { rng.pick(&[0, 5000, 50_000]) } else { 0 },
+            break_one_in: match mood {
+                Mood::Storm => rng.pick(&[0, 5000, 50_000]),
+                Mood::Haul => rng.pick(&[0, 200_000]),
+                Mood::Duel | Mood::Crowd | Mood::Boom | Mood::Lull => 0,
+            },
             kill_one_in: if is_storm || mood == Mood::Lull { rng.pick(&[0, 20_000, 40_000]) } else { 0 },
             players,
             keys,
             block_bytes: draw_classes(rng, mood),
+            staging_words: if mood == Mood::Haul { rng.pick(&[4096, 20_000, 140_000]) } else { 4096 },
         }
     }
 }
@@ -127,7 +140,7 @@ fn draw_server(rng: &mut Rng, mood: Mood, hash_seed: u64) -> ServerPlan {
         evict_bytes: Vec::new(),
     };
     match mood {
-        Mood::Duel | Mood::Crowd | Mood::Lull => calm,
+        Mood::Duel | Mood::Crowd | Mood::Lull | Mood::Haul => calm,
         Mood::Storm => ServerPlan {
             idle_one_in: rng.pick(&[1, 1, 4, 50]),
             segments: rng.pick(&[SEGMENTS, SEGMENTS, SEGMENTS_MAX]),
@@ -164,6 +177,15 @@ fn draw_weather(rng: &mut Rng, mood: Mood) -> Weather {
     };
     match mood {
         Mood::Duel => Weather { quick_percent: rng.pick(&[50, 90]), ..calm },
+        Mood::Haul => Weather {
+            switch_one_in: rng.pick(&[4, 16]),
+            quick_percent: rng.pick(&[20, 80]),
+            ambush_percent: rng.pick(&[20, 50]),
+            read_late_steps_max: rng.pick(&[400, 20_000]),
+            late_steps_max: rng.pick(&[0, 50]),
+            burst_one_in: rng.pick(&[0, 10]),
+            ..calm
+        },
         Mood::Crowd => Weather {
             switch_one_in: 4,
             quick_percent: 10,
@@ -212,14 +234,14 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let clients = rng.below(2) as usize
         + match mood {
             Mood::Storm => 3,
-            Mood::Duel => 4,
+            Mood::Duel | Mood::Haul => 4,
             Mood::Crowd => 8,
             Mood::Boom => 4,
             Mood::Lull => 3,
         };
     let count = match mood {
         Mood::Storm => rng.pick(&[4, 10, 30]),
-        Mood::Duel => rng.pick(&[1, 2, 3]),
+        Mood::Duel | Mood::Haul => rng.pick(&[1, 2, 3]),
         Mood::Crowd => 60,
         Mood::Boom => rng.pick(&[8, 20, 60]),
         Mood::Lull => rng.pick(&[2, 6, 20]),
@@ -237,6 +259,7 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
     let operations = match mood {
         Mood::Storm => 200 + rng.below(400),
         Mood::Duel => 600,
+        Mood::Haul => 40,
         Mood::Crowd => 8000,
         Mood::Boom => 2000,
         Mood::Lull => 500,
@@ -246,14 +269,14 @@ fn draw_players(rng: &mut Rng, mood: Mood) -> (u64, Vec<PlayerPlan>, Vec<Key>) {
         first_cache: rng.below(4) as usize,
         turn_one_in: match mood {
             Mood::Storm => rng.pick(&[40, 200, 400]),
-            Mood::Duel => 4,
+            Mood::Duel | Mood::Haul => 4,
             Mood::Crowd => 0,
             Mood::Boom => 200,
             Mood::Lull => 200,
         },
         sleep_one_in: match mood {
             Mood::Storm => rng.pick(&[0, 10, 30, 100]),
-            Mood::Duel => 10,
+            Mood::Duel | Mood::Haul => 10,
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[0, 100]),
             Mood::Lull => rng.pick(&[0, 10, 30]),
@@ -314,6 +337,7 @@ fn draw_player(
         pipelined_percent: match mood {
             Mood::Storm => rng.pick(&[0, 40, 90]),
             Mood::Duel => 0,
+            Mood::Haul => rng.pick(&[0, 50]),
             Mood::Crowd => 90,
             Mood::Boom => 90,
             Mood::Lull => rng.pick(&[0, 40]),
@@ -322,9 +346,9 @@ fn draw_player(
         gets_percent: match (mood, client) {
             (Mood::Storm, 0) => 50,
             (Mood::Storm, _) => rng.pick(&[30, 60, 100]),
-            (Mood::Duel, 0) => 10,
-            (Mood::Duel, 1) => rng.pick(&[60, 100]),
-            (Mood::Duel, _) => 100,
+            (Mood::Duel | Mood::Haul, 0) => 10,
+            (Mood::Duel | Mood::Haul, 1) => rng.pick(&[60, 100]),
+            (Mood::Duel | Mood::Haul, _) => 100,
             (Mood::Crowd, 0) => 0,
             (Mood::Crowd, _) => 100,
             (Mood::Boom, 0 | 1) => rng.pick(&[30, 60]),
@@ -332,10 +356,14 @@ fn draw_player(
             (Mood::Lull, 0) => 60,
             (Mood::Lull, _) => rng.pick(&[80, 95]),
         },
-        ttl_percent: if mood == Mood::Lull { 70 } else { 0 },
+        ttl_percent: match mood {
+            Mood::Lull => 70,
+            Mood::Haul => 20,
+            _ => 0,
+        },
         follow_percent: match mood {
             Mood::Storm => rng.pick(&[0, 20, 80]),
-            Mood::Duel => 90,
+            Mood::Duel | Mood::Haul => 90,
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[40, 90]),
             Mood::Lull => rng.pick(&[0, 30]),
@@ -345,13 +373,14 @@ fn draw_player(
         turn_one_in: common.turn_one_in,
         // Those that write do not rest, where much is to be written.
         sleep_one_in: match (mood, client) {
-            (Mood::Duel, 0 | 1) | (Mood::Crowd, 0) => 0,
+            (Mood::Duel | Mood::Haul, 0 | 1) | (Mood::Crowd, 0) => 0,
             (Mood::Duel, _) => rng.pick(&[1, 2, 10]),
+            (Mood::Haul, _) => rng.pick(&[10, 40]),
             _ => common.sleep_one_in,
         },
         sleep_steps_max: match mood {
             Mood::Storm => rng.pick(&[100, 1000, 10_000]),
-            Mood::Duel => rng.pick(&[5000, 50_000]),
+            Mood::Duel | Mood::Haul => rng.pick(&[5000, 50_000]),
             Mood::Crowd => 0,
             Mood::Boom => rng.pick(&[100, 10_000]),
             Mood::Lull => rng.pick(&[100, 2000]),
@@ -367,6 +396,10 @@ fn draw_classes(rng: &mut Rng, mood: Mood) -> Vec<usize> {
         Mood::Storm => (0..1 + rng.below(9)).map(|_| size(rng)).collect(),
         // To and fro: a key comes back to the place that it had before.
         Mood::Duel => vec![96, 112],
+        // Runs of the same length and of others, so that places are again inside of what comes there later.
+        Mood::Haul => rng
+            .pick(&[&[390_000, 330_000][..], &[340_000, 500_000, 96], &[330_000, 390_000, 410_000]])
+            .to_vec(),
         Mood::Crowd => vec![64],
         Mood::Boom => vec![64, 80, 96],
         Mood::Lull => vec![64, 96, 112, 512],

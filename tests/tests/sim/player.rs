@@ -18,9 +18,6 @@ use crate::buffers::Buffers;
 use crate::tasks::pause;
 use crate::totals::Totals;
 
-/// Words that a client lends for values too large for a message.
-const STAGING_WORDS: usize = 4096;
-
 /// Operations that a client has in flight on one key, at most.
 const PENDING_PER_KEY_MAX: usize = 4;
 
@@ -49,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) wrong: RefCell<Option<String>>,
     /// Bytes of blocks whose class is in use: values are cut to fit one of them.
     pub(crate) block_bytes: Vec<usize>,
+    /// Words that a client lends for values too large for a message.
+    pub(crate) staging_words: usize,
 }
 
 impl Shared {
@@ -205,7 +204,7 @@ impl Player {
         let session = self.shared.sessions.get() + 1;
         self.shared.sessions.set(session);
         let flavour = self.rng.pick(&self.plan.flavours);
-        let staging = Words::zeroed(STAGING_WORDS);
+        let staging = Words::zeroed(self.shared.staging_words);
         let transport = self.shared.fabric.connect(flavour, self.plan.is_patient, session, staging);
         let link = transport.link();
         let (timeout, index_cache_bytes) = (self.plan.timeout, self.plan.index_cache_bytes);
@@ -417,7 +416,10 @@ impl Player {
             }
             Err(Error::Timeout { .. } | Error::TooManyInFlight { .. } | Error::BufferTooSmall { .. }) => true,
             Err(Error::Refused(
-                Refusal::RegionFull { .. } | Refusal::HomeFull { .. } | Refusal::StagedChanged { .. },
+                Refusal::RegionFull { .. }
+                | Refusal::NoRun { .. }
+                | Refusal::HomeFull { .. }
+                | Refusal::StagedChanged { .. },
             )) => {
                 totals.refused += 1;
                 true

@@ -10,9 +10,10 @@ use kv_common::hash::KeyHash;
 use kv_common::layout::{
     Counter, HOME_LINES, LINE_WORDS, SEGMENT_LINES, SEGMENT_WORDS, SegmentKind, superblock,
 };
+use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Received, Rng};
-use kv_common::wire::{Reply, Request};
+use kv_common::wire::{Op, Reply, Request};
 use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
 
 use crate::tasks::{Task, pause};
@@ -187,6 +188,7 @@ impl Server {
             workers: 1,
             expected_keys: Some(1000),
             grace_ns: plan.grace_ns,
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
             page_bytes: PAGE_BYTES as u64,
             table_id: rng.next_u64(),
             hash_seed: plan.hash_seed,
@@ -361,10 +363,13 @@ fn serve(
 ) {
     let mut parked = Parked::default();
     loop {
+        for session in fabric.take_ended() {
+            worker.end_session(session);
+        }
         if let Some((request, mut waiting)) = parked.next(fabric, rng) {
             let link = request.link;
             if let Ok(write) = Request::decode(&request.message)
-                && write.op.is_write()
+                && (write.op.is_write() || write.op == Op::PutBegin)
             {
                 on_write(write.key);
             }

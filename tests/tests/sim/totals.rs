@@ -77,11 +77,13 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
         writes,
         reads,
         read_bytes,
+        large_values,
         values_in_place,
         index_cache_hits,
         index_cache_lookups,
         index_cache_bytes: _,
         retries_torn,
+        retries_large,
         retries_stale,
         retries_dead,
         other_keys,
@@ -105,6 +107,8 @@ fn sum_stats(into: &mut Stats, of: &Stats) {
     into.writes += writes;
     into.reads += reads;
     into.read_bytes += read_bytes;
+    into.large_values += large_values;
+    into.retries_large += retries_large;
     into.values_in_place += values_in_place;
     into.index_cache_hits += index_cache_hits;
     into.index_cache_lookups += index_cache_lookups;

@@ -43,7 +43,7 @@ fn play_drawn(
     memory: &Memory,
     seed: u64,
     mutant: Option<Mutant>,
-    draw: fn(&mut Rng) -> Plan,
+    draw: fn(&mut Rng, u64) -> Plan,
 ) -> Result<Report, String> {
     set_mutant(mutant);
     let result = catch_unwind(AssertUnwindSafe(|| World::new(memory, seed, draw).play()));
@@ -102,7 +102,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(memory: &'a Memory, seed: u64, draw: fn(&mut Rng) -> Plan) -> World<'a> {
+    fn new(memory: &'a Memory, seed: u64, draw: fn(&mut Rng, u64) -> Plan) -> World<'a> {
         let mut rng = Rng::new(seed);
         let Plan {
             weather,
@@ -117,7 +117,8 @@ impl<'a> World<'a> {
             players,
             keys,
             block_bytes,
-        } = draw(&mut rng);
+            staging_words,
+        } = draw(&mut rng, seed);
         let region = memory.region(server_plan.segments);
         let region_words = region.len_words();
         let hashed = |key: &Key| (key.bytes.clone(), KeyHash::new(server_plan.hash_seed, &key.bytes));
@@ -138,6 +139,7 @@ impl<'a> World<'a> {
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
+            staging_words,
         });
         memory.hook(&fabric);
         let on_write = on_write(&shared);

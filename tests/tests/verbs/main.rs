@@ -20,6 +20,8 @@ mod expiry;
 mod full;
 #[path = "../flow/growth.rs"]
 mod growth;
+#[path = "../flow/large.rs"]
+mod large;
 #[path = "../flow/reads.rs"]
 mod reads;
 #[path = "../flow/registered.rs"]

@@ -266,7 +266,9 @@ impl SimTransport {
     fn load(&self, at_word: usize, out: &mut [u64]) -> Result<(), Broken> {
         let (positions, pause_one_in) = self.with(|link, rng, _| {
             link.loading = at_word..at_word + out.len();
-            (draw_positions(rng, out.len()), rng.pick(&[0, 2, 16, out.len() as u64]))
+            // Where much is loaded, not at every other load: that would take all the time there is.
+            let often = (out.len() as u64 / 512).max(2);
+            (draw_positions(rng, out.len()), rng.pick(&[0, often, 16.max(often), out.len() as u64]))
         });
         let ambush_at = self.draw_load_ambush(out.len());
         for (rank, i) in positions.enumerate() {

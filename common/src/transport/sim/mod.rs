@@ -103,6 +103,8 @@ struct State {
     /// Index is the link's number; `None` once nothing can come of it any more.
     links: Vec<Option<Link>>,
     next_read_step: u64,
+    /// Sessions that are over, and the server has not been told.
+    ended: Vec<u64>,
     /// A READ has waited for the store that comes next.
     is_ambushed: bool,
     /// Since it was asked last, a READ has waited for a store that was made.
@@ -125,6 +127,7 @@ impl Fabric {
             now_ns: 1_000_000_000,
             links: Vec::new(),
             next_read_step: u64::MAX,
+            ended: Vec::new(),
             is_ambushed: false,
             was_ambushed: false,
             is_still: false,
@@ -218,6 +221,11 @@ impl Fabric {
     /// A request that has arrived at the server, of any connection.
     pub fn receive(&self) -> Option<Received> {
         self.state().receive()
+    }
+
+    /// The sessions that have ended since this was asked last: no request of them comes any more.
+    pub fn take_ended(&self) -> Vec<u64> {
+        std::mem::take(&mut self.state().ended)
     }
 
     /// True if requests are under way.
@@ -382,8 +390,8 @@ impl State {
     }
 
     fn forget_if_over(&mut self, number: usize) {
-        if self.links[number].as_ref().is_some_and(Link::is_over) {
-            self.links[number] = None;
+        if let Some(over) = self.links[number].take_if(|link| link.is_over()) {
+            self.ended.push(over.session);
         }
     }
 }

@@ -7,7 +7,7 @@
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
     DIRECTORY_DEPTH_MAX, HOME_LINES, HOMES, Header, LINE_SLOTS, LineNumber, Place, SEGMENT_LINES,
-    SegmentKind, Slot,
+    SegmentKind, Slot, stored_bytes,
 };
 use kv_common::limits::OVERFLOW_CHAIN_MAX;
 
@@ -59,6 +59,7 @@ impl Walker<'_> {
         }
         self.no_key_twice(collected.seen);
         self.no_block_twice(collected.used);
+        self.no_page_twice();
     }
 
     /// Every entry names an index segment that answers for it. Returns the index segments that are not named, but filled
@@ -203,13 +204,13 @@ impl Walker<'_> {
                     collected.seen.push(Seen { hash: hash.0, place: slot.place(), segment });
                     let lengths = self.lengths_at(slot.place());
                     self.walk.report.data_bytes += lengths.data_bytes() as u64;
+                    self.walk.report.block_bytes += stored_bytes(lengths.block_bytes());
                     self.walk.report.expiring_keys += u64::from(lengths.expires());
                 }
                 Err(fault) => self.note(CheckFinding::Slot { line, index, slot, fault }),
             }
             collected.used.push(Used { slot, line, index: index as u8, is_given_away });
             self.walk.report.keys += 1;
-            self.walk.report.block_bytes += slot.span().bytes();
         }
         *self.walk.used.entry(segment).or_default() += used;
         used
@@ -273,7 +274,7 @@ impl Walker<'_> {
         let report = &mut self.walk.report;
         report.copied_keys += 1;
         report.keys -= 1;
-        report.block_bytes -= slot.span().bytes();
+        report.block_bytes -= stored_bytes(lengths.block_bytes());
         report.data_bytes -= lengths.data_bytes() as u64;
         report.expiring_keys -= u64::from(lengths.expires());
     }

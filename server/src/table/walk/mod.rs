@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, SEGMENT_GRANULES, SEGMENT_WORDS,
+    COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, Run, SEGMENT_GRANULES, SEGMENT_WORDS,
     SegmentEntry, SegmentKind, Slot, Span, superblock, superblock_segments,
 };
 use kv_common::limits::WORKERS_MAX;
@@ -42,6 +42,8 @@ pub struct Walk {
     pub findings: Vec<CheckFinding>,
     /// The slots in use, by place.
     pub slots: Vec<Slot>,
+    /// The runs of pages in use.
+    pub runs: Vec<Run>,
     /// The overflow lines in use.
     pub overflow_lines: Vec<LineNumber>,
     /// The segment table.
@@ -62,6 +64,7 @@ pub fn walk(region: &ReadWords) -> Result<Walk, IdentityError> {
             report: CheckReport::default(),
             findings: Vec::new(),
             slots: Vec::new(),
+            runs: Vec::new(),
             overflow_lines: Vec::new(),
             segments: Vec::new(),
             used: BTreeMap::new(),
@@ -73,17 +76,23 @@ pub fn walk(region: &ReadWords) -> Result<Walk, IdentityError> {
     Ok(walker.walk)
 }
 
-struct Walker<'a> {
-    region: &'a ReadWords,
-    view: &'a TableView,
+pub(super) struct Walker<'a> {
+    pub(super) region: &'a ReadWords,
+    pub(super) view: &'a TableView,
     ceiling: u64,
     /// The block that was looked at last.
-    block: Vec<u64>,
-    walk: Walk,
+    pub(super) block: Vec<u64>,
+    pub(super) walk: Walk,
+}
+
+/// A block that was verified by itself.
+pub(super) struct Verified {
+    pub(super) hash: KeyHash,
+    pub(super) version: u64,
 }
 
 impl Walker<'_> {
-    fn note(&mut self, finding: CheckFinding) {
+    pub(super) fn note(&mut self, finding: CheckFinding) {
         if self.walk.findings.len() < FINDINGS_MAX {
             self.walk.findings.push(finding);
         }
@@ -104,6 +113,7 @@ impl Walker<'_> {
                 SegmentKind::Superblock | SegmentKind::Directory => &mut report.fixed_segments,
                 SegmentKind::Index => &mut report.index_segments,
                 SegmentKind::Blocks => &mut report.block_segments,
+                SegmentKind::Large => &mut report.large_segments,
             } += 1;
         }
         let fixed = superblock_segments(segments);
@@ -116,6 +126,22 @@ impl Walker<'_> {
 
     /// Verifies the block of a slot whose key's home has a number for which `is_home` holds; returns its key's hash.
     fn block_of(&mut self, slot: Slot, is_home: impl Fn(u64) -> bool) -> Result<KeyHash, SlotFault> {
+        let is_large = slot.span().is_large();
+        let Verified { hash, version } =
+            if is_large { self.large_block(slot)? } else { self.small_block(slot)? };
+        if hash.fingerprint() != slot.fingerprint() {
+            return Err(SlotFault::Fingerprint { found: hash.fingerprint() });
+        }
+        if !is_home(hash.home()) {
+            return Err(SlotFault::Home { home: self.view.home(hash) });
+        }
+        if version >= self.ceiling {
+            return Err(SlotFault::Ceiling { version });
+        }
+        Ok(hash)
+    }
+
+    fn small_block(&mut self, slot: Slot) -> Result<Verified, SlotFault> {
         let (span, place) = (slot.span(), slot.place());
         let words = self.view.block_words(slot).ok_or(SlotFault::NoBlock)?;
         let class = SegmentEntry { kind: SegmentKind::Blocks, class: span.0 };
@@ -138,17 +164,7 @@ impl Walker<'_> {
         if Span::of_bytes(block_bytes) != span {
             return Err(SlotFault::Span { block_bytes });
         }
-        let hash = self.view.hash(key);
-        if hash.fingerprint() != slot.fingerprint() {
-            return Err(SlotFault::Fingerprint { found: hash.fingerprint() });
-        }
-        if !is_home(hash.home()) {
-            return Err(SlotFault::Home { home: self.view.home(hash) });
-        }
-        if version >= self.ceiling {
-            return Err(SlotFault::Ceiling { version });
-        }
-        Ok(hash)
+        Ok(Verified { hash: self.view.hash(key), version })
     }
 
     fn counters(&mut self) {

@@ -1,0 +1,176 @@
+//! Large values that come in parts: begun, filled part by part, and put at the end.
+//!
+//! Each session has at most one. Its run is the session's until it is published or given up: when another one is begun, a part
+//! or the end is refused, or the session ends.
+
+use kv_common::layout::{Counter, Place, Span, is_large};
+use kv_common::region::Words;
+use kv_common::wire::{Condition, Malformed, Refusal, Value};
+
+use super::Worker;
+use super::draft::Draft;
+use super::put::{Outcome, Payload, block_bytes};
+use super::staged::value_pieces;
+use crate::dispatch::Ack;
+
+/// A value that is coming.
+pub(super) struct Upload {
+    key: Vec<u8>,
+    ttl_ns: Option<u64>,
+    /// What it takes of the region.
+    block: (Span, Place),
+    filled: Filled,
+}
+
+/// How far it is.
+enum Filled {
+    /// Parts are awaited.
+    Coming(Draft),
+    /// All have come, and its end was tried: there was no room in the index.
+    Whole(Payload),
+}
+
+impl Worker {
+    /// Begins to put a value of `value_bytes` under `key`, to live for `ttl_ns` from its end on.
+    pub(crate) fn begin_upload(
+        &mut self,
+        session: u64,
+        key: &[u8],
+        value_bytes: u64,
+        ttl_ns: Option<u64>,
+    ) -> Result<(), Refusal> {
+        self.abandon(session);
+        self.table.check_value_bytes(value_bytes)?;
+        let value_bytes = value_bytes as usize;
+        if !is_large(block_bytes(key.len() + value_bytes, ttl_ns.is_some())) {
+            // It would be put whole; a client that does this knows another limit.
+            return Err(Refusal::Malformed { reason: Malformed::Length });
+        }
+        let hash = self.table.view.hash(key);
+        let draft = self.with_room(hash, |worker, left| {
+            let draft = Draft::begin(&worker.table, key, value_bytes, ttl_ns.is_some(), left)?;
+            // Kept for the upload.
+            left.draft = None;
+            Ok(draft)
+        })?;
+        self.table.slab.note_draft(1);
+        let (key, block) = (key.to_vec(), draft.block());
+        self.uploads.insert(session, Upload { key, ttl_ns, block, filled: Filled::Coming(draft) });
+        self.count(Counter::Uploads);
+        Ok(())
+    }
+
+    /// Takes the next part. If it is refused, the upload is over.
+    pub(crate) fn upload_part(
+        &mut self,
+        session: u64,
+        part: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Result<(), Refusal> {
+        let mut upload = self.uploads.remove(&session).ok_or(Refusal::NoUpload)?;
+        let taken = self.take_part(&mut upload, part, staging);
+        match taken {
+            Ok(()) => drop(self.uploads.insert(session, upload)),
+            Err(_) => self.give_up(upload),
+        }
+        taken
+    }
+
+    fn take_part(
+        &mut self,
+        upload: &mut Upload,
+        part: Value<'_>,
+        staging: Option<&Words>,
+    ) -> Result<(), Refusal> {
+        let Filled::Coming(draft) = &mut upload.filled else { return Err(Refusal::NoUpload) };
+        let (announced, missing) = draft.value_bytes();
+        let part_bytes = part.len_bytes();
+        if part_bytes > missing {
+            let found_bytes = (announced - missing + part_bytes) as u64;
+            return Err(Refusal::UploadLength { announced_bytes: announced as u64, found_bytes });
+        }
+        let region = &self.table.region;
+        value_pieces(part, staging, &mut self.staged, |piece| draft.write(region, piece))
+    }
+
+    /// Puts the value that has come, if the condition holds. If there is no room for its slot, this can be tried again, until
+    /// the upload is abandoned.
+    pub(crate) fn end_upload(
+        &mut self,
+        session: u64,
+        key: &[u8],
+        condition: Condition,
+        ack: &mut Ack<'_>,
+    ) -> Result<Outcome, Refusal> {
+        let upload = self.uploads.get(&session).ok_or(Refusal::NoUpload)?;
+        let (announced, missing) = match &upload.filled {
+            Filled::Coming(draft) => draft.value_bytes(),
+            Filled::Whole(_) => (0, 0),
+        };
+        let fault = if upload.key != key {
+            Some(Refusal::UploadKey)
+        } else if missing > 0 {
+            let (announced_bytes, found_bytes) = (announced as u64, (announced - missing) as u64);
+            Some(Refusal::UploadLength { announced_bytes, found_bytes })
+        } else {
+            None
+        };
+        if let Some(refusal) = fault {
+            self.abandon(session);
+            return Err(refusal);
+        }
+        let Upload { ttl_ns, block, filled, .. } = self.uploads.remove(&session).expect("just seen");
+        let payload = match filled {
+            Filled::Whole(payload) => payload,
+            Filled::Coming(draft) => {
+                let expires_ns = ttl_ns.map(|ttl_ns| self.table.expires_in(ttl_ns));
+                draft.finish(&self.table.region, expires_ns)
+            }
+        };
+        let hash = self.table.view.hash(key);
+        let outcome = self.with_room(hash, |worker, left| {
+            left.draft = Some(block);
+            let outcome = worker.write(key, hash, &payload, condition, left, ack);
+            if outcome.is_err() {
+                // Kept for the next time.
+                left.draft = None;
+            }
+            outcome
+        });
+        if outcome.is_err() {
+            let upload = Upload { key: key.to_vec(), ttl_ns, block, filled: Filled::Whole(payload) };
+            self.uploads.insert(session, upload);
+        } else {
+            self.table.slab.note_draft(-1);
+        }
+        outcome
+    }
+
+    /// Gives up what a session has begun and not ended.
+    pub(crate) fn abandon(&mut self, session: u64) {
+        if let Some(upload) = self.uploads.remove(&session) {
+            self.give_up(upload);
+        }
+    }
+
+    /// The same of all sessions.
+    pub(super) fn abandon_all(&mut self) {
+        for (_, upload) in std::mem::take(&mut self.uploads) {
+            self.give_up(upload);
+        }
+    }
+
+    fn give_up(&self, upload: Upload) {
+        let (span, place) = upload.block;
+        if self.table.slab.give_back(span, place) {
+            self.table.space.note_empty_segment(self.table.slab.is_scarce());
+        }
+        self.table.slab.note_draft(-1);
+        self.counters.add(Counter::UploadsAbandoned, 1);
+    }
+
+    /// Tells that a session is over: what it has begun and not ended is given up.
+    pub fn end_session(&mut self, session: u64) {
+        self.abandon(session);
+    }
+}

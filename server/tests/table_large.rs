@@ -1,0 +1,263 @@
+//! Large blocks: uploads by whoever sends them, and that all pages come back.
+
+mod table_support;
+
+use std::sync::Arc;
+
+use kv_common::layout::{MARKER, PAGE_BYTES, PAGE_WORDS, Slot, pages_of};
+use kv_common::wire::{Condition, Malformed, Op, Refusal, Status, Value};
+use kv_server::table::{CheckFinding, SlotFault, Table};
+use table_support::{Client, Look, SESSION, VALUE_MAX_BYTES, config, look, table};
+
+const LARGE_BYTES: usize = 1_000_001;
+
+fn value(fill: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| fill.wrapping_add((i % 249) as u8)).collect()
+}
+
+/// Nothing is in use: all large segments are free pages, in as few runs as there are stretches of them.
+#[track_caller]
+fn assert_all_free(table: &Table, client: &mut Client) {
+    client.worker.idle();
+    let report = table.check().expect("the table is sound");
+    assert_eq!((report.keys, report.waiting_blocks, report.block_bytes), (0, 0, 0));
+    assert_eq!(report.free_pages, report.large_segments * 32, "to the page");
+}
+
+fn counter(table: &Table, name: &str) -> u64 {
+    use kv_common::layout::{COUNTER_NAMES, superblock};
+    let index = COUNTER_NAMES.iter().position(|&other| other == name).unwrap();
+    table.region().load(superblock::COUNTERS + index)
+}
+
+#[test]
+fn values_of_any_size_are_stored_read_and_given_back() {
+    let table = table(24, 1, None);
+    let view = kv_server::table::walk::view_of(table.region()).unwrap();
+    let mut client = Client::new(&table, 0);
+    for bytes in [327_653, 327_654, 400_000, LARGE_BYTES, (2 << 20) + 7, VALUE_MAX_BYTES] {
+        for condition in [Condition::Always, Condition::Present] {
+            let value = value(bytes as u8, bytes);
+            let put = client.upload(condition, b"key", &value);
+            if bytes <= 327_680 - 24 - 3 {
+                assert_eq!(put.refusal(), Some(Refusal::Malformed { reason: Malformed::Length }));
+                continue;
+            }
+            assert_eq!(put.status, Status::Done);
+            let answer = client.get(b"key");
+            assert!(answer.value == value && answer.version == put.version, "{bytes} bytes");
+            let Look::Found { version, value: found } = look(table.region(), &view, b"key") else {
+                panic!("{bytes} bytes are not found by reading")
+            };
+            assert!(version == put.version && found == value);
+            table.check().expect("the table is sound");
+        }
+    }
+    client.delete(b"key");
+    assert_all_free(&table, &mut client);
+}
+
+#[test]
+fn a_value_takes_its_pages_and_nothing_else() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    for i in 0..9u8 {
+        client.put(&[i], &value(i, LARGE_BYTES));
+    }
+    let report = table.check().expect("the table is sound");
+    let pages = pages_of(24 + 1 + LARGE_BYTES);
+    assert_eq!((pages, report.block_bytes), (16, 9 * 16 * PAGE_BYTES));
+    assert_eq!((report.large_segments, report.free_pages), (5, 5 * 32 - 9 * 16));
+}
+
+#[test]
+fn parts_that_nobody_awaits_or_that_do_not_fit_are_refused_and_leave_nothing() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    let end =
+        |client: &mut Client, key: &[u8]| client.write(Op::PutEnd, Condition::Always, key, &[]).refusal();
+    assert_eq!(client.part(b"part").refusal(), Some(Refusal::NoUpload));
+    assert_eq!(end(&mut client, b"key"), Some(Refusal::NoUpload));
+    for huge in [VALUE_MAX_BYTES as u64 + 1, u64::MAX, 1 << 40] {
+        let limit_bytes = VALUE_MAX_BYTES as u64;
+        let refusal = Refusal::ValueTooLarge { found_bytes: huge, limit_bytes };
+        assert_eq!(client.begin(b"key", huge).refusal(), Some(refusal));
+        assert_eq!(client.part(b"part").refusal(), Some(Refusal::NoUpload));
+    }
+    // Too many bytes: the upload is over.
+    assert_eq!(client.begin(b"key", LARGE_BYTES as u64).status, Status::Done);
+    assert_eq!(client.part(&value(1, LARGE_BYTES - 5)).status, Status::Done);
+    let announced_bytes = LARGE_BYTES as u64;
+    let too_many = Refusal::UploadLength { announced_bytes, found_bytes: announced_bytes + 1 };
+    assert_eq!(client.part(b"sixsix").refusal(), Some(too_many));
+    assert_eq!(client.part(b"five!").refusal(), Some(Refusal::NoUpload));
+    // Too few.
+    client.begin(b"key", announced_bytes);
+    client.part(&value(1, LARGE_BYTES - 5));
+    let too_few = Refusal::UploadLength { announced_bytes, found_bytes: announced_bytes - 5 };
+    assert_eq!(end(&mut client, b"key"), Some(too_few));
+    assert_eq!(end(&mut client, b"key"), Some(Refusal::NoUpload));
+    // Another key.
+    client.begin(b"key", announced_bytes);
+    client.part(&value(1, LARGE_BYTES));
+    assert_eq!(end(&mut client, b"kez"), Some(Refusal::UploadKey));
+    assert_eq!(end(&mut client, b"key"), Some(Refusal::NoUpload));
+    // A part that is not what it says.
+    client.begin(b"key", announced_bytes);
+    let staging = kv_common::region::Words::zeroed(8);
+    let staged = Value::Staged { offset_bytes: 0, len_bytes: 64, hash: 1 };
+    let refused = client.request(Op::PutPart, Condition::Always, &[], staged, Some(&staging));
+    assert!(matches!(refused.refusal(), Some(Refusal::StagedChanged { .. })));
+    assert_eq!(client.part(b"part").refusal(), Some(Refusal::NoUpload));
+    assert_eq!(client.get(b"key").status, Status::NotFound);
+    assert_eq!(counter(&table, "uploads_abandoned"), counter(&table, "uploads"));
+    assert_all_free(&table, &mut client);
+    // After all that, one as it should be.
+    assert_eq!(client.upload(Condition::Absent, b"key", &value(2, LARGE_BYTES)).status, Status::Done);
+    assert!(client.get(b"key").value == value(2, LARGE_BYTES));
+}
+
+#[test]
+fn an_upload_ends_with_its_session_or_the_next_one() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    client.begin(b"one", LARGE_BYTES as u64);
+    client.part(&value(1, 300_000));
+    client.begin(b"two", LARGE_BYTES as u64);
+    assert_eq!(counter(&table, "uploads_abandoned"), 1);
+    client.part(&value(2, 700_000));
+    let report = table.check().expect("what is coming is accounted for");
+    assert_eq!((report.waiting_blocks, report.free_pages), (0, 32 - 16));
+    client.worker.end_session(SESSION + 1);
+    assert_eq!(client.part(&value(3, 1)).status, Status::Done, "another session's end");
+    client.worker.end_session(SESSION);
+    assert_eq!(counter(&table, "uploads_abandoned"), 2);
+    assert_eq!(client.part(&value(3, 1)).refusal(), Some(Refusal::NoUpload));
+    assert_all_free(&table, &mut client);
+    client.begin(b"three", LARGE_BYTES as u64);
+    drop(client);
+    let mut client = Client::new(&table, 0);
+    assert_all_free(&table, &mut client);
+}
+
+#[test]
+fn an_unmet_condition_gives_the_pages_back() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    client.put(b"key", b"small");
+    let unmet = client.upload(Condition::Absent, b"key", &value(1, LARGE_BYTES));
+    assert_eq!(unmet.status, Status::Unmet);
+    assert_eq!(client.get(b"key").value, b"small");
+    let report = table.check().expect("the table is sound");
+    assert_eq!(report.free_pages, report.large_segments * 32);
+    assert_eq!(counter(&table, "uploads_abandoned"), 0, "it was not given up");
+}
+
+#[test]
+fn a_run_in_use_is_not_taken_again_before_it_was_deleted() {
+    let table = table(10, 1, None);
+    let mut client = Client::new(&table, 0);
+    let mut stored = 0;
+    let refusal = loop {
+        match client.put(&[stored], &value(stored, LARGE_BYTES)).refusal() {
+            None => stored += 1,
+            Some(refusal) => break refusal,
+        }
+    };
+    // Ten segments, three of them not for values: 7 x 32 pages.
+    assert_eq!(stored, 14);
+    assert_eq!(refusal, Refusal::NoRun { run_bytes: 16 * PAGE_BYTES, largest_bytes: 0 });
+    // An update needs a run beside that of the old value.
+    assert_eq!(client.put(&[0], &value(99, LARGE_BYTES)).refusal(), Some(refusal));
+    assert!(matches!(client.put(b"small", b"").refusal(), Some(Refusal::RegionFull { .. })));
+    client.delete(&[5]);
+    assert_eq!(client.put(&[0], &value(99, LARGE_BYTES)).status, Status::Done);
+    for i in (0..stored).filter(|&i| i != 5) {
+        let fill = if i == 0 { 99 } else { i };
+        assert!(client.get(&[i]).value == value(fill, LARGE_BYTES), "key {i}");
+    }
+    for i in 0..stored {
+        client.delete(&[i]);
+    }
+    assert_all_free(&table, &mut client);
+}
+
+/// A place that was a block's start and is now inside another block's run leads to the server's words.
+#[test]
+fn every_page_start_is_the_servers() {
+    let table = table(10, 1, None);
+    let mut client = Client::new(&table, 0);
+    let old: Vec<Slot> =
+        (0..14u8).map(|i| client.put(&[i], &value(i, LARGE_BYTES)).hint.unwrap().slot).collect();
+    for i in 0..14u8 {
+        client.delete(&[i]);
+    }
+    client.worker.idle();
+    // Runs of other lengths, whose values are as a forger would have them: a live word 0 at every aligned word.
+    let forged = vec![1u8; VALUE_MAX_BYTES];
+    for i in 0..4u8 {
+        assert_eq!(client.put(&[i], &forged).status, Status::Done);
+    }
+    let starts: Vec<u64> =
+        (0..4u8).map(|i| client.put(&[i], &forged).hint.map_or(0, |hint| hint.slot.place().0)).collect();
+    for slot in old.iter().filter(|slot| !starts.contains(&slot.place().0)) {
+        let word0 = table.region().load(slot.place().word());
+        assert!(word0 >= MARKER, "{word0:#x} at {:?}", slot.place());
+    }
+    table.check().expect("the table is sound");
+}
+
+#[test]
+fn the_limit_that_the_server_was_given_holds_for_every_write() {
+    let region = kv_common::region::Words::zeroed(10 * kv_common::layout::SEGMENT_WORDS);
+    let limit = kv_server::table::TableConfig { value_max_bytes: 1000, ..config(1, None) };
+    let table = Table::create(region, &limit).unwrap();
+    let mut client = Client::new(&table, 0);
+    let too_large = |found_bytes| Some(Refusal::ValueTooLarge { found_bytes, limit_bytes: 1000 });
+    let append = |client: &mut Client, key: &[u8], bytes| {
+        client.write(Op::Append, Condition::Always, key, &value(1, bytes)).refusal()
+    };
+    assert_eq!(client.put(b"key", &value(1, 1001)).refusal(), too_large(1001));
+    assert_eq!(client.begin(b"key", 400_000).refusal(), too_large(400_000));
+    assert_eq!(append(&mut client, b"key", 1001), too_large(1001));
+    assert_eq!(append(&mut client, b"key", 600), None);
+    assert_eq!(append(&mut client, b"key", 401), too_large(1001));
+    assert_eq!(append(&mut client, b"key", 400), None);
+    assert_eq!(client.put(b"key", &value(1, 1000)).refusal(), None);
+    for found_bytes in [0, (1 << 30) + 1] {
+        let region = kv_common::region::Words::zeroed(10 * kv_common::layout::SEGMENT_WORDS);
+        let config = kv_server::table::TableConfig { value_max_bytes: found_bytes, ..config(1, None) };
+        let refused = Table::create(region, &config).err();
+        assert_eq!(refused, Some(kv_server::table::TableError::ValueMax { found_bytes }));
+    }
+}
+
+fn large_table() -> (Arc<Table>, Slot) {
+    let table = table(10, 1, None);
+    let mut client = Client::new(&table, 0);
+    let slot = client.put(b"key", &value(1, LARGE_BYTES)).hint.unwrap().slot;
+    table.check().expect("the table is sound");
+    (table, slot)
+}
+
+#[test]
+fn damaged_pages_are_found() {
+    let (table, slot) = large_table();
+    let first = slot.place().word();
+    let expect = |word: usize, damaged: u64, fault: SlotFault| {
+        let sound = table.region().load(word);
+        table.region().store(word, damaged);
+        let findings = table.check().expect_err("the damage is found");
+        let is_it = |finding: &CheckFinding| matches!(finding, CheckFinding::Slot { fault: found, .. } if *found == fault);
+        assert!(findings.iter().any(is_it), "{findings:#?}");
+        table.region().store(word, sound);
+        table.check().expect("the table is sound again");
+    };
+    let load = |word| table.region().load(word);
+    expect(first, load(first) | MARKER, SlotFault::NotLive);
+    expect(first + 1, load(first + 1) ^ 1, SlotFault::Damaged);
+    expect(first + 100, load(first + 100) ^ 1, SlotFault::Damaged);
+    expect(first + 5 * PAGE_WORDS + 7, 0, SlotFault::Damaged);
+    expect(first + 5 * PAGE_WORDS, 0, SlotFault::Marker { page: 5 });
+    expect(first + 15 * PAGE_WORDS + 1, 17, SlotFault::Marker { page: 15 });
+}
