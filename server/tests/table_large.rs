@@ -5,9 +5,10 @@ mod table_support;
 use std::sync::Arc;
 
 use kv_common::layout::{MARKER, PAGE_BYTES, PAGE_WORDS, Slot, pages_of};
+use kv_common::limits::ANSWER_MAX_BYTES;
 use kv_common::wire::{Condition, Malformed, Op, Refusal, Status, Value};
 use kv_server::table::{CheckFinding, SlotFault, Table};
-use table_support::{Client, Look, SESSION, VALUE_MAX_BYTES, config, look, table};
+use table_support::{Client, Look, SESSION, VALUE_MAX_BYTES, config, look, pass, sweep, table};
 
 const LARGE_BYTES: usize = 1_000_001;
 
@@ -205,6 +206,102 @@ fn every_page_start_is_the_servers() {
         assert!(word0 >= MARKER, "{word0:#x} at {:?}", slot.place());
     }
     table.check().expect("the table is sound");
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How long the key lives, in ns; none if it has no end.
+fn ttl_of(client: &mut Client, key: &[u8]) -> Option<u64> {
+    let answer = client.write(Op::Ttl, Condition::Always, key, &[]);
+    assert_eq!(answer.status, Status::Done);
+    answer.value.try_into().ok().map(u64::from_le_bytes)
+}
+
+#[test]
+fn large_values_end_wherever_the_end_lies_in_their_pages() {
+    let table = table(24, 1, None);
+    let view = kv_server::table::walk::view_of(table.region()).unwrap();
+    let mut client = Client::new(&table, 0);
+    // The end begins up to 8 bytes before the end of a page's payload, at any byte of a word; and that of a block that its end
+    // makes a large one.
+    let page_end = 7 * 65_520 - 8 - 3;
+    let limit = 327_680 - 24 - 3;
+    for bytes in (page_end - 17..page_end + 2).chain(limit - 9..limit + 2) {
+        let value = value(3, bytes);
+        client.ttl_ns = Some(SECOND_NS);
+        assert_eq!(client.put(b"key", &value).status, Status::Done);
+        assert_eq!(ttl_of(&mut client, b"key"), Some(SECOND_NS), "{bytes} bytes");
+        assert!(client.get(b"key").value == value);
+        let found = look(table.region(), &view, b"key");
+        assert!(matches!(found, Look::Found { value: found, .. } if found == value), "{bytes} bytes");
+        table.check().expect("the table is sound");
+        pass(SECOND_NS);
+        assert_eq!(client.get(b"key").status, Status::NotFound);
+        assert!(!matches!(look(table.region(), &view, b"key"), Look::Found { .. }));
+        assert_eq!(client.delete(b"key").status, Status::NotFound);
+    }
+    sweep(&mut client.worker, &table);
+    assert!(!table.has_expiring_keys());
+    assert_all_free(&table, &mut client);
+}
+
+#[test]
+fn large_values_are_touched_and_appended_to_with_their_end() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    let mut expected = value(5, LARGE_BYTES);
+    client.ttl_ns = Some(SECOND_NS);
+    let put = client.put(b"key", &expected);
+    // Another end, with the beginning of the value.
+    client.ttl_ns = Some(9 * SECOND_NS);
+    let touched = client.write(Op::GetAndTouch, Condition::Always, b"key", &[]);
+    assert!(touched.version > put.version);
+    assert_eq!((touched.value.len(), touched.total_bytes), (ANSWER_MAX_BYTES, LARGE_BYTES));
+    assert!(touched.value == expected[..ANSWER_MAX_BYTES]);
+    pass(2 * SECOND_NS);
+    assert_eq!(ttl_of(&mut client, b"key"), Some(7 * SECOND_NS));
+    // An append leaves it.
+    expected.extend_from_slice(b"more");
+    let appended = client.write(Op::Append, Condition::Version(touched.version), b"key", b"more");
+    assert_eq!((appended.status, appended.total_bytes), (Status::Done, expected.len()));
+    assert_eq!(ttl_of(&mut client, b"key"), Some(7 * SECOND_NS));
+    // A condition that does not hold changes nothing.
+    let unmet = client.write(Op::Touch, Condition::Version(put.version), b"key", &[]);
+    assert_eq!((unmet.status, unmet.version), (Status::Unmet, appended.version));
+    // No end.
+    assert_eq!(client.write(Op::Touch, Condition::Present, b"key", &[]).status, Status::Done);
+    assert_eq!(ttl_of(&mut client, b"key"), None);
+    pass(20 * SECOND_NS);
+    assert!(client.get(b"key").value == expected);
+    // Over, so an append begins anew, and there is nothing to touch.
+    client.ttl_ns = Some(1);
+    client.write(Op::Touch, Condition::Always, b"key", &[]);
+    pass(1);
+    assert_eq!(client.write(Op::Touch, Condition::Always, b"key", &[]).status, Status::NotFound);
+    let anew = client.write(Op::Append, Condition::Always, b"key", &value(1, 400_000));
+    assert_eq!((anew.status, anew.total_bytes), (Status::Done, 400_000));
+    assert_eq!(ttl_of(&mut client, b"key"), None);
+    client.delete(b"key");
+    assert_all_free(&table, &mut client);
+}
+
+#[test]
+fn a_touch_moves_a_block_into_pages_and_out_of_them() {
+    let table = table(24, 1, None);
+    let mut client = Client::new(&table, 0);
+    // With an end it is 3 bytes above the largest class.
+    let value = value(7, 327_680 - 24 - 3 - 5);
+    client.put(b"key", &value);
+    assert_eq!(table.check().unwrap().large_segments, 0);
+    client.ttl_ns = Some(SECOND_NS);
+    let touched = client.write(Op::GetAndTouch, Condition::Always, b"key", &[]);
+    assert!(touched.value == value);
+    assert_eq!(table.check().unwrap().block_bytes, 6 * PAGE_BYTES);
+    assert_eq!(ttl_of(&mut client, b"key"), Some(SECOND_NS));
+    let touched = client.write(Op::GetAndTouch, Condition::Always, b"key", &[]);
+    assert!(touched.value == value);
+    assert_eq!(table.check().unwrap().block_bytes, 327_680);
+    assert!(client.get(b"key").value == value);
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod table_support;
 use std::sync::atomic::Ordering;
 
 use kv_common::layout::{Counter, SEGMENT_BYTES, superblock};
-use kv_common::limits::LEASE_NS;
-use kv_common::wire::Refusal;
+use kv_common::limits::{INLINE_VALUE_MAX_BYTES, LEASE_NS};
+use kv_common::wire::{Op, Refusal, Status};
 use kv_server::table::Keeping;
 use table_support::world::{World, value};
 
@@ -107,4 +107,47 @@ fn a_full_region_says_so_once_nothing_can_be_made_free() {
     // What is updated in place needs no room.
     world.put(b"a0", &value(77, 3000)).unwrap();
     world.check();
+}
+
+/// Puts a value that lies in pages, in parts as small as messages.
+fn put_large(world: &mut World, key: &[u8], value: &[u8]) -> Status {
+    let begun = world.request(Op::PutBegin, key, &(value.len() as u64).to_le_bytes());
+    if begun != Status::Done {
+        return begun;
+    }
+    for part in value.chunks(INLINE_VALUE_MAX_BYTES) {
+        assert_eq!(world.request(Op::PutPart, b"", part), Status::Done);
+    }
+    world.request(Op::PutEnd, key, b"")
+}
+
+#[test]
+fn segments_of_pages_go_to_blocks_and_back() {
+    let mut world = World::new(SEGMENTS);
+    let room = SEGMENTS - 2 - world.table.index_segments() as usize;
+    for round in 0..3 {
+        // 16 pages each: two in a segment.
+        let mut stored = 0;
+        let refused = loop {
+            match put_large(&mut world, &[b'L', stored], &value(stored.into(), 1_000_000)) {
+                Status::Done => stored += 1,
+                other => break other,
+            }
+        };
+        assert!(matches!(refused, Status::Refused(Refusal::NoRun { .. })), "{refused:?}");
+        assert!(usize::from(stored) >= 2 * room - 4, "{stored} in round {round}");
+        world.table.check().unwrap_or_else(|findings| panic!("{findings:#?}"));
+        for i in 0..stored {
+            assert_eq!(world.request(Op::Delete, &[b'L', i], b""), Status::Done);
+        }
+        world.check();
+        let keys = world.fill(&format!("{round}-"), 1000);
+        let share = world.live_share();
+        assert!(share >= 0.85, "{keys} small values: {share:.3} of the room");
+        world.check();
+        for i in 0..keys {
+            world.delete(format!("{round}-{i}").as_bytes());
+        }
+        world.check();
+    }
 }

@@ -1,10 +1,14 @@
 //! Values whose blocks lie in pages.
 
-use kv_client::{Appended, Client, Completion, Condition, Conditional, Error, Outcome, Refusal, ValueRef};
+use std::time::Duration;
+
+use kv_client::{
+    Appended, Client, Completion, Condition, Conditional, Error, Outcome, Refusal, TimeToLive, ValueRef,
+};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
 
 use crate::live::server::{Needs, Start};
-use crate::live::value_of;
+use crate::live::{value_of, wait_for};
 
 const KEY: &[u8] = b"a key";
 /// Bytes of a block before the key; payload bytes of a page; the largest block in one piece, as the layout has them.
@@ -206,6 +210,30 @@ fn numbered(i: u64, size: usize) -> Vec<u8> {
     let mut value = value_of(i, size);
     value[..8].copy_from_slice(&i.to_le_bytes());
     value
+}
+
+pub(crate) fn large_values_end_and_are_touched(start: Start) {
+    const SIZE: usize = 3_000_000;
+    let (soon, late) = (Duration::from_millis(300), Duration::from_secs(3600));
+    let server = start(Needs { memory: "96MiB", workers: 2, ..Needs::default() });
+    let (mut client, mut other) = (server.connect(), server.connect());
+    let value = value_of(1, SIZE);
+    // By upload, and by a message with a staged value.
+    for (key, size) in [(b"one", SIZE), (b"two", 400_000)] {
+        let put = client.put_with(key, &value[..size], late);
+        assert!(matches!(put, Ok(Conditional::Done(_))), "{put:?}");
+        assert_value(&mut other, key, &value[..size]);
+        assert!(matches!(client.ttl(key), Ok(TimeToLive::Left(left)) if left <= late));
+        assert!(client.get_and_touch(key, None).unwrap().unwrap().bytes == value[..size]);
+        assert_eq!(client.ttl(key), Ok(TimeToLive::Forever));
+        assert!(matches!(client.touch(key, Some(soon)), Ok(Conditional::Done(_))));
+    }
+    for key in [b"one", b"two"] {
+        wait_for("the end of a value", || other.get(key).unwrap().is_none().then_some(()));
+        assert_eq!(client.ttl(key), Ok(TimeToLive::Absent));
+        assert_eq!(client.get_and_touch(key, None), Ok(None));
+    }
+    wait_for("the background", || (client.server_stat().unwrap().counters["keys"] == 0).then_some(()));
 }
 
 pub(crate) fn a_region_without_a_long_run_says_so(start: Start) {

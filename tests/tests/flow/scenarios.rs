@@ -8,7 +8,7 @@ macro_rules! scenarios {
             sizes: values_of_every_class, values_at_the_limits_of_messages, values_beyond_the_limit_are_refused;
             large: values_around_every_limit, the_largest_value_of_the_default, large_values_under_conditions,
                 appends_to_large_values, many_large_values_at_once, readers_of_large_values_under_fire,
-                a_region_without_a_long_run_says_so;
+                large_values_end_and_are_touched, a_region_without_a_long_run_says_so;
             conditions: puts_under_every_condition, deletes_under_every_condition,
                 adds_count_and_refuse_what_is_no_counter, appends_make_longer_values;
             expiry: keys_end_and_count_as_absent, touches_move_the_end, times_to_live_out_of_range_are_refused;
