@@ -149,7 +149,9 @@ impl Op {
     pub fn is_write(self) -> bool {
         match self {
             Op::Put | Op::Delete | Op::Add | Op::Append | Op::Touch | Op::GetAndTouch | Op::PutEnd => true,
-            Op::Ping | Op::Get | Op::Ttl | Op::PutBegin | Op::PutPart | Op::Scan | Op::Clear | Op::Hits => false,
+            Op::Ping | Op::Get | Op::Ttl | Op::PutBegin | Op::PutPart | Op::Scan | Op::Clear | Op::Hits => {
+                false
+            }
         }
     }
 

@@ -32,7 +32,8 @@ const PAGE_GRANULES: u64 = PAGE_BYTES / GRANULE_BYTES;
 /// Bytes of a block before its payload: word 0 and check.
 const CHECKED_FROM_BYTES: usize = PAGE_HEAD_WORDS * 8;
 /// Pages of the largest block.
-pub(super) const BLOCK_PAGES_MAX: u64 = pages_of(BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + EXPIRY_BYTES);
+pub(super) const BLOCK_PAGES_MAX: u64 =
+    pages_of(BLOCK_HEADER_BYTES + KEY_MAX_BYTES + VALUE_MAX_BYTES + EXPIRY_BYTES);
 
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES) && PAGE_BYTES.is_multiple_of(GRANULE_BYTES));
 const _: () =

@@ -31,7 +31,7 @@ pub const MAX_CLIENTS_DEFAULT: usize = 1024;
 pub const MEMORY_DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Every option that has a value, in the order in which it is printed.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 16] = [
     "memory",
     "max-value",
     "socket",

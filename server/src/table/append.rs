@@ -45,7 +45,10 @@ impl Table {
 impl Worker {
     /// Changes the value of `key`, if the condition holds. None if the key was written meanwhile, or its time is over by now, or
     /// the block is no large one: the first and the last are not possible if the key `is_held` all the time.
-    #[allow(clippy::too_many_arguments, reason = "a change, how to make it, and where to note what it leaves")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a change, how to make it, and where to note what it leaves"
+    )]
     pub(super) fn make_large(
         &mut self,
         key: &[u8],
@@ -71,7 +74,8 @@ impl Worker {
             }
             return self.modify_held(seen, hash, home, key, change, left, ack).map(Some);
         }
-        let old = table.live_place(seen).map(|place| (place, table.lengths_of(place), table.version_of(place)));
+        let old =
+            table.live_place(seen).map(|place| (place, table.lengths_of(place), table.version_of(place)));
         let expires_ns = table.new_expiry(old.map(|(place, ..)| place), change);
         if !is_held {
             held = None;

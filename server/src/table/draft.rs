@@ -27,8 +27,7 @@
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::PayloadHasher;
 use kv_common::layout::{
-    EXPIRES, Lengths, MARKER, NOT_LIVE, PAGE_HEAD_WORDS, PAGE_PAYLOAD_WORDS, Place, Run, Span,
-    pages_of,
+    EXPIRES, Lengths, MARKER, NOT_LIVE, PAGE_HEAD_WORDS, PAGE_PAYLOAD_WORDS, Place, Run, Span, pages_of,
 };
 use kv_common::region::{Words, bytes_of_mut};
 use kv_common::wire::Refusal;

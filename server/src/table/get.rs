@@ -8,8 +8,8 @@ use std::ops::Range;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Lengths, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS, Place, Run,
-    WINDOW_WORDS, is_large, pages_of,
+    BLOCK_HEADER_BYTES, Lengths, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS, Place,
+    Run, WINDOW_WORDS, is_large, pages_of,
 };
 use kv_common::limits::ANSWER_MAX_BYTES;
 use kv_common::probe::{LineState, Matches, judge_window};

@@ -148,7 +148,10 @@ mod tests {
         assert_eq!(pages.take_segment(), None);
         assert_eq!(pages.free().collect::<Vec<_>>(), [Run { first_page: 64, pages: 24 }]);
         assert!(pages.give_back(88));
-        assert_eq!((pages.take_segment(), pages.take_segment(), pages.take_segment()), (Some(3), Some(2), None));
+        assert_eq!(
+            (pages.take_segment(), pages.take_segment(), pages.take_segment()),
+            (Some(3), Some(2), None)
+        );
         assert_eq!((pages.free_pages(), pages.longest()), (0, 0));
     }
 

@@ -270,7 +270,8 @@ impl Worker {
 
     pub(super) fn encode_payload(&mut self, key: &[u8], value: &[u8], expires_ns: Option<u64>) -> Payload {
         let data_bytes = key.len() + value.len();
-        let words = grown(&mut self.block, (8 + data_bytes + expires_ns.map_or(0, |_| EXPIRY_BYTES)).div_ceil(8));
+        let words =
+            grown(&mut self.block, (8 + data_bytes + expires_ns.map_or(0, |_| EXPIRY_BYTES)).div_ceil(8));
         let payload_bytes = block::encode_payload(words, key, value, expires_ns);
         let span = Span::of_bytes(block_bytes(data_bytes, expires_ns.is_some()));
         Payload {
