@@ -1,6 +1,6 @@
 //! Verifies a table by nothing but the words of its region: what a client could do too, over words that it copied.
 //!
-//! No write may be under way. Splits may: they show in headers and in slots that are there twice (see [`index`]).
+//! No write may be under way. Splits may: they show in headers and in slots that are there twice (see `index`).
 
 mod index;
 
