@@ -26,6 +26,7 @@ use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Walk
 use crate::registered::Registered;
 use crate::stats::Stats;
 use crate::transport::{AnyTransport, Lost};
+use crate::GetMode;
 
 use blocking::Blocking;
 pub use blocking::WarmUp;
@@ -43,6 +44,9 @@ pub(crate) struct Driver<T: Transport> {
     session: u64,
     requests_in_flight_max: usize,
     timeout_ns: u64,
+    get_mode: GetMode,
+    /// READs are loads, and GETs are made of them.
+    gets_are_loads: bool,
     /// Set once; from then on every call fails with it.
     broken: Option<Broken>,
 
@@ -88,6 +92,8 @@ impl<T: Transport> Driver<T> {
             session: options.session,
             requests_in_flight_max: options.requests_in_flight,
             timeout_ns: options.timeout_ns,
+            get_mode: options.get_mode,
+            gets_are_loads: false,
             broken: None,
             ops: Slab::new(),
             next_ticket: 1,
@@ -107,6 +113,8 @@ impl<T: Transport> Driver<T> {
             blocking: Blocking::Idle,
             hits: Hits::new(false, 0),
         };
+        driver.gets_are_loads =
+            driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
         driver.read_view()?;
         driver.hits = Hits::new(driver.view.evicts, options.session);
         driver.cache =
@@ -130,9 +138,10 @@ impl<T: Transport> Driver<T> {
         self.next_ticket = old.next_ticket;
     }
 
-    /// True if READs are loads.
-    pub(crate) fn reads_are_loads(&self) -> bool {
-        self.transport.reads_are_loads()
+    /// True if GETs are loads.
+    #[inline]
+    pub(crate) fn gets_are_loads(&self) -> bool {
+        self.gets_are_loads
     }
 
     /// What is known of the table.
@@ -438,6 +447,7 @@ pub(crate) struct DriverOptions {
     pub(crate) requests_in_flight: usize,
     pub(crate) timeout_ns: u64,
     pub(crate) index_cache_bytes: usize,
+    pub(crate) get_mode: GetMode,
 }
 
 /// Refuses values beyond the limit before they are copied or sent.

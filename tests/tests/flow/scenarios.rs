@@ -11,7 +11,8 @@ macro_rules! scenarios {
             expiry: keys_end_and_count_as_absent, touches_move_the_end, times_to_live_out_of_range_are_refused;
             batches: multi_get_has_a_result_per_key, multi_put_and_multi_delete_have_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
-            reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted;
+            reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted,
+                gets_by_the_server_read_nothing;
             registered: values_stay_where_they_were_read, values_beyond_registered_memory_are_copied_or_refused,
                 submitted_gets_bring_their_memory_back;
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
