@@ -51,7 +51,10 @@ impl Factory for KvFactory {
         vec![
             ("server", of.url.clone()),
             ("chosen_because", of.why.clone()),
-            ("gets", if self.options.get_mode == GetMode::Server { "by the server" } else { "one-sided" }.into()),
+            (
+                "gets",
+                if self.options.get_mode == GetMode::Server { "by the server" } else { "one-sided" }.into(),
+            ),
             ("region", show_size_bytes(of.region_bytes)),
             ("region_pages", show_size_bytes(of.region_page_bytes)),
             ("index_cache", show_size_bytes(of.index_cache_bytes)),

@@ -18,6 +18,7 @@ use kv_common::probe::TableView;
 use kv_common::transport::{Broken, Event, Transport};
 use slab::Slab;
 
+use crate::GetMode;
 use crate::cache::IndexCache;
 use crate::clock::ServerClock;
 use crate::error::Error;
@@ -26,7 +27,6 @@ use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Walk
 use crate::registered::Registered;
 use crate::stats::Stats;
 use crate::transport::{AnyTransport, Lost};
-use crate::GetMode;
 
 use blocking::Blocking;
 pub use blocking::WarmUp;
@@ -113,8 +113,7 @@ impl<T: Transport> Driver<T> {
             blocking: Blocking::Idle,
             hits: Hits::new(false, 0),
         };
-        driver.gets_are_loads =
-            driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
+        driver.gets_are_loads = driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
         driver.read_view()?;
         driver.hits = Hits::new(driver.view.evicts, options.session);
         driver.cache =

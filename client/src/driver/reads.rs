@@ -12,8 +12,8 @@ use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
-use crate::clock::Judgement;
 use crate::GetMode;
+use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context};
 use crate::op::{GetState, Kind, Outcome, SendState, Version};
