@@ -42,24 +42,38 @@ impl Worker {
         waiting: Option<&mut Waiting>,
         sink: Sink<'_>,
     ) -> bool {
-        let served = match Request::decode(message) {
-            Err((seq, refusal)) => Err((seq.unwrap_or(0), refusal)),
-            Ok(request) if request.session != session => {
-                Err((request.seq, Refusal::Malformed { reason: Malformed::Session }))
-            }
-            Ok(request) => self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal)),
+        let decoded = Request::decode(message).map_err(|(seq, refusal)| (seq.unwrap_or(0), refusal));
+        let request = decoded.and_then(|request| match request.session == session {
+            true => Ok(request),
+            false => Err((request.seq, Refusal::Malformed { reason: Malformed::Session })),
+        });
+        let served = match &request {
+            Ok(request) => self.serve(request, staging, sink).map_err(|refusal| (request.seq, refusal)),
+            Err(refused) => Err(*refused),
         };
-        if let Err((_, Refusal::RegionFull { .. } | Refusal::IndexFull { .. })) = served
+        let Err((seq, refusal)) = served else { return true };
+        if matches!(refusal, Refusal::RegionFull { .. } | Refusal::IndexFull { .. })
             && waiting.is_some_and(|waiting| self.is_worth_waiting(waiting))
         {
             return false;
         }
-        self.count(Counter::Requests);
-        if let Err((seq, refusal)) = served {
-            self.count(Counter::Refused);
-            sink(&Reply::new(seq, Status::Refused(refusal), 0));
-        }
+        self.count_request(request.ok().map(|request| request.op));
+        self.count(Counter::Refused);
+        sink(&Reply::new(seq, Status::Refused(refusal), 0));
         true
+    }
+
+    /// Counts a message, right before it is answered: one that waits for room is tried more than once.
+    fn count_request(&self, op: Option<Op>) {
+        self.count(Counter::Requests);
+        match op {
+            Some(Op::Get) => self.count(Counter::GetsByServer),
+            Some(Op::Put) => self.count(Counter::Puts),
+            Some(Op::Add) => self.count(Counter::Adds),
+            Some(Op::Append) => self.count(Counter::Appends),
+            Some(Op::Touch | Op::GetAndTouch) => self.count(Counter::Touches),
+            _ => {}
+        }
     }
 
     fn serve(
@@ -70,13 +84,13 @@ impl Worker {
     ) -> Result<(), Refusal> {
         let seq = request.seq;
         let mut ack = Ack { seq, sink, is_sent: false, made_bytes: 0, made_text: None };
+        if !request.op.is_write() {
+            self.count_request(Some(request.op));
+        }
         match request.op {
             Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
             Op::Scan | Op::Clear => self.serve_part(request, ack.sink),
-            Op::Get => {
-                self.count(Counter::GetsByServer);
-                reply_value(seq, self.get(request.key), ack.sink);
-            }
+            Op::Get => reply_value(seq, self.get(request.key), ack.sink),
             Op::Ttl => {
                 let found = self.ttl(request.key);
                 let left = found.and_then(|(_, left_ns)| left_ns).map(u64::to_le_bytes);
@@ -94,6 +108,7 @@ impl Worker {
             }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
+                self.count_request(Some(request.op));
                 self.count_condition(request.condition, &outcome);
                 match outcome {
                     Outcome::Written(Written { version, .. }) if request.op == Op::GetAndTouch => {
@@ -133,19 +148,15 @@ impl Worker {
         }
         let mut scratch = std::mem::take(&mut self.staged);
         let outcome = value_bytes(request.value, staging, &mut scratch).and_then(|value| {
-            let (counter, change) = match op {
+            let change = match op {
                 Op::Add => {
                     let delta = i64::from_le_bytes(value.try_into().expect("the message was decoded"));
-                    (Counter::Adds, Change::Add(delta))
+                    Change::Add(delta)
                 }
-                Op::Append => (Counter::Appends, Change::Append(value)),
-                Op::Touch | Op::GetAndTouch => (Counter::Touches, Change::Touch(ttl_ns)),
-                _ => {
-                    self.count(Counter::Puts);
-                    return self.put(key, value, ttl_ns, condition, ack);
-                }
+                Op::Append => Change::Append(value),
+                Op::Touch | Op::GetAndTouch => Change::Touch(ttl_ns),
+                _ => return self.put(key, value, ttl_ns, condition, ack),
             };
-            self.count(counter);
             self.modify(key, change, condition, ack)
         });
         self.staged = scratch;
