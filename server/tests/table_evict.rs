@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kv_common::layout::{Counter, EVICTED_AGES, Place, SEGMENT_WORDS, superblock};
 use kv_common::region::Words;
 use kv_common::wire::{Op, Request, Status, Value};
-use kv_server::table::{Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
 use table_support::world::{World, value};
 use table_support::{Look, SESSION, config, look};
 
@@ -242,7 +242,7 @@ fn workers_evict_side_by_side() {
         scope.spawn(|| {
             let mut keeper = SpaceKeeper::new(&table);
             while !is_over.load(Ordering::Relaxed) {
-                if keeper.step() != Keeping::Busy {
+                if keeper.step() != Upkeep::Busy {
                     std::thread::yield_now();
                 }
             }

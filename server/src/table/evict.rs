@@ -130,7 +130,7 @@ impl Table {
 
     /// The table's clock in seconds.
     pub(super) fn now_s(&self) -> u64 {
-        self.growth.now_ns() / 1_000_000_000
+        self.monotonic_ns() / 1_000_000_000
     }
 
     /// A key has a new block.

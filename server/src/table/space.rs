@@ -30,15 +30,13 @@ use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
 use kv_common::region::bytes_of;
 
 use super::counters::Counters;
-use super::growth::GrowthSignal;
 use super::lookup::At;
 use super::put::Payload;
 use super::slab::{Candidate, Emptied};
+use super::upkeep::{Signal, Upkeep, by_any_clock};
 use super::worker::grown;
 use super::{Table, Worker};
 
-/// LEASE is by the clocks of clients; by the server's it is longer by one part in so many, for clocks that drift.
-const DRIFT_PART: u64 = 8;
 /// Of so many segments one is to be free.
 const FREE_SHARE: u64 = 64;
 /// When there is none, one of so many is to be, ...
@@ -63,7 +61,7 @@ const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
 /// What writes and the keeper of the space tell each other.
 #[derive(Default)]
 pub(super) struct Space {
-    signal: Arc<GrowthSignal>,
+    signal: Arc<Signal>,
     /// Writes that have found no room so far.
     asked: AtomicU64,
     /// Of those, as many as had asked when it turned out that nothing can be made free.
@@ -86,17 +84,6 @@ pub struct Waiting(Option<Asked>);
 struct Asked {
     number: u64,
     until_ns: u64,
-}
-
-/// What the keeper can do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeping {
-    /// Go on.
-    Busy,
-    /// Nothing for so long.
-    WaitNs(u64),
-    /// Nothing until it is called.
-    Idle,
 }
 
 impl Space {
@@ -130,7 +117,7 @@ impl Space {
 
 impl Table {
     /// What wakes whoever calls [`SpaceKeeper::step`].
-    pub fn space_signal(&self) -> &Arc<GrowthSignal> {
+    pub fn space_signal(&self) -> &Arc<Signal> {
         &self.space.signal
     }
 
@@ -203,11 +190,11 @@ impl SpaceKeeper {
     }
 
     /// Does a small part of what there is to do.
-    pub fn step(&mut self) -> Keeping {
-        let now_ns = self.table().growth.now_ns();
+    pub fn step(&mut self) -> Upkeep {
+        let now_ns = self.table().monotonic_ns();
         if let Some(quarantine) = self.quarantine.take_if(|quarantine| quarantine.until_ns <= now_ns) {
             self.release(quarantine);
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         if let Some(emptying) = self.emptying.take() {
             return self.go_on(emptying, now_ns);
@@ -215,20 +202,20 @@ impl SpaceKeeper {
         let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
         let asked = self.table().space.asked.load(Ordering::Relaxed);
         if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         match &self.quarantine {
             None if !self.empty.is_empty() => {
                 self.begin_quarantine();
-                Keeping::Busy
+                Upkeep::Busy
             }
-            Some(quarantine) => Keeping::WaitNs(quarantine.until_ns - now_ns),
+            Some(quarantine) => Upkeep::WaitNs(quarantine.until_ns - now_ns),
             None => {
                 let space = &self.table().space;
                 // Whoever asked before this look is told if there is nothing.
                 let answer = if lacking > 0 { &space.refused } else { &space.served };
                 answer.fetch_max(asked, Ordering::Relaxed);
-                Keeping::Idle
+                Upkeep::Idle
             }
         }
     }
@@ -308,11 +295,11 @@ impl SpaceKeeper {
     }
 
     /// Moves some blocks. The segment is empty when all have come back, through the epochs.
-    fn go_on(&mut self, mut emptying: Emptying, now_ns: u64) -> Keeping {
+    fn go_on(&mut self, mut emptying: Emptying, now_ns: u64) -> Upkeep {
         if now_ns < emptying.not_before_ns {
             let wait_ns = emptying.not_before_ns - now_ns;
             self.emptying = Some(emptying);
-            return Keeping::WaitNs(wait_ns);
+            return Upkeep::WaitNs(wait_ns);
         }
         let (mut moved, mut has_room) = (0, true);
         while moved < BLOCKS_PER_STEP
@@ -330,25 +317,25 @@ impl SpaceKeeper {
         let candidate = emptying.candidate;
         if !has_room {
             self.table().slab.reopen(candidate);
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         if emptying.places.is_empty() {
             self.worker.reclaim();
             emptying.passes += 1;
             if self.table().slab.used_of(candidate) == 0 {
                 self.take_empty(1);
-                return Keeping::Busy;
+                return Upkeep::Busy;
             }
             if emptying.passes == PASSES_MAX {
                 self.table().slab.reopen(candidate);
-                return Keeping::Busy;
+                return Upkeep::Busy;
             }
             // Blocks that were being written, and those that others have not given back yet.
             emptying.places.extend(candidate.places());
             emptying.not_before_ns = now_ns + PASS_PAUSE_NS;
         }
         self.emptying = Some(emptying);
-        Keeping::Busy
+        Upkeep::Busy
     }
 
     fn begin_quarantine(&mut self) {
@@ -359,8 +346,8 @@ impl SpaceKeeper {
         }
         // What was stored is visible to all before the clock is looked at.
         fence(Ordering::SeqCst);
-        let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { LEASE_NS + LEASE_NS / DRIFT_PART };
-        let until_ns = table.growth.now_ns() + lease_ns;
+        let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { by_any_clock(LEASE_NS) };
+        let until_ns = table.monotonic_ns() + lease_ns;
         let segments = std::mem::take(&mut self.empty);
         tracing::debug!(segments = segments.len(), epoch, "segments emptied");
         self.quarantine = Some(Quarantine { segments, until_ns });
@@ -383,7 +370,7 @@ impl SpaceKeeper {
 impl Worker {
     /// Whether a write that has found no room should be tried again later.
     pub(crate) fn is_worth_waiting(&self, waiting: &mut Waiting) -> bool {
-        let (space, now_ns) = (&self.table.space, self.table.growth.now_ns());
+        let (space, now_ns) = (&self.table.space, self.table.monotonic_ns());
         let Some(asked) = waiting.0 else {
             let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
             waiting.0 = Some(Asked { number, until_ns: now_ns + WAIT_MAX_NS });
