@@ -23,14 +23,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, Span, superblock,
-};
-use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
+use kv_common::layout::{Counter, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::limits::LEASE_NS;
 use kv_common::region::bytes_of;
 
 use super::counters::Counters;
-use super::lookup::At;
+use super::lookup::{At, HeldKey};
 use super::put::Payload;
 use super::slab::{Candidate, Emptied};
 use super::upkeep::{Signal, Upkeep, by_any_clock};
@@ -384,12 +382,7 @@ impl Worker {
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
     fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
-        let Some(key) = self.key_at(place, candidate.span) else { return true };
-        let hash = table.view.hash(&key);
-        let _held = table.stripes.lock(hash.home());
-        let home = table.index.home(hash);
-        // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
-        let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else {
+        let Some(HeldKey { _held, hash, home, at }) = table.hold_key_at(place, candidate.span) else {
             return true;
         };
         let span = candidate.span;
@@ -405,24 +398,6 @@ impl Worker {
         self.counters.add(Counter::BlocksMoved, 1);
         self.retire(at.slot);
         true
-    }
-
-    /// The key that seems to be in a block, without the stripes.
-    pub(super) fn key_at(&self, place: Place, span: Span) -> Option<Vec<u8>> {
-        let table = &self.table;
-        if table.region.load(place.word()) & NOT_LIVE != 0 {
-            return None;
-        }
-        let lengths = table.lengths_of(place);
-        let key_bytes = lengths.key_bytes as usize;
-        let is_key = (1..=KEY_MAX_BYTES).contains(&key_bytes)
-            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= span.bytes();
-        if !is_key {
-            return None;
-        }
-        let mut words = vec![0; key_bytes.div_ceil(8)];
-        table.region.copy_out(place.word() + 3, &mut words);
-        Some(bytes_of(&words)[..key_bytes].to_vec())
     }
 
     /// The payload of a present key's block, in this worker's private memory. Under the stripes.
