@@ -1,4 +1,4 @@
-//! The one list of scenarios. What follows it in the table's invocation is a condition under which they are tests.
+//! The one list of scenarios, and that of long ones. What follows it in the table's invocation is a condition under which they are tests.
 
 macro_rules! scenarios {
     ($start:path $(, #[$condition:meta])?) => {
@@ -18,11 +18,8 @@ macro_rules! scenarios {
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
-            cache: keys_in_use_stay_and_no_write_is_refused;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
             scan: scans_see_all_keys_and_clears_leave_none;
-            space: deleted_values_make_room_for_other_sizes;
-            growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {
@@ -33,6 +30,17 @@ macro_rules! scenarios {
         $($condition)*
         fn $scenario() {
             crate::$file::$scenario($start);
+        }
+    };
+}
+
+/// Those that write so much that a guest takes a minute or more for each.
+macro_rules! long_scenarios {
+    ($start:path $(, #[$condition:meta])?) => {
+        scenarios! { $start, [$(#[$condition])?]
+            cache: keys_in_use_stay_and_no_write_is_refused;
+            space: deleted_values_make_room_for_other_sizes;
+            growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
 }
