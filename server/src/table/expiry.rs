@@ -17,9 +17,9 @@ use super::{Table, Worker};
 const STEP_LINES: u64 = 64;
 /// ... and keys that it removes, or a few more, which takes half as long.
 const STEP_KEYS_MAX: usize = 64;
-/// Between two steps. A sweep takes about a second for each segment of the index, and some 2 % of a processor.
+/// Between two steps: a sweep takes about a second for each segment of the index.
 const STEP_PAUSE_NS: u64 = 2_000_000;
-/// The same after a step that removed as many keys as it may: there is much to do, and it takes a tenth of a processor.
+/// The same after a step that removed as many keys as it may: there is much to do.
 const BUSY_STEP_PAUSE_NS: u64 = 200_000;
 
 /// What the server keeps about expiries.

@@ -15,7 +15,7 @@ use super::split::{Split, Stage};
 use super::upkeep::{Signal, Upkeep, by_any_clock};
 
 /// How long an insert that finds no room waits at most: some GRACEs, and time for work. A split takes one GRACE, and some
-/// 20 ms of a processor.
+/// 40 ms of a processor that is busy with other things, too.
 const WAIT_FOR_ROOM_GRACES: u64 = 16;
 /// See `WAIT_FOR_ROOM_GRACES`.
 const WAIT_FOR_ROOM_NS: u64 = 1_000_000_000;
