@@ -73,7 +73,7 @@ pub struct Options {
     /// How long an operation, and the connecting, may take. Default: 5 s.
     pub timeout: Duration,
     /// Bytes that the index cache may have, rounded down to a power of two; it never takes more than the index has,
-    /// which is about 12 to 25 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
+    /// which is about 20 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
     pub index_cache_bytes: usize,
     /// Who reads. Default: this client, with READs.
     pub get_mode: GetMode,
