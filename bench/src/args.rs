@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use kv_client::GetMode;
+
 use crate::oracle::UpdateMode;
 use crate::raw::args::RawArgs;
 use crate::units::{parse_count, parse_duration, parse_size_bytes};
@@ -54,6 +56,28 @@ pub struct StoreArgs {
     /// Longest wait for an operation.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     pub timeout: Duration,
+    /// Who reads: one-sided, the client with READs of the server's memory; server, the server's CPU, asked by a message for
+    /// each GET, as other stores do it.
+    #[arg(long, value_enum, default_value_t = GetModeArg::OneSided)]
+    pub get_mode: GetModeArg,
+}
+
+/// Who reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GetModeArg {
+    /// The client.
+    OneSided,
+    /// The server.
+    Server,
+}
+
+impl From<GetModeArg> for GetMode {
+    fn from(mode: GetModeArg) -> GetMode {
+        match mode {
+            GetModeArg::OneSided => GetMode::OneSided,
+            GetModeArg::Server => GetMode::Server,
+        }
+    }
 }
 
 /// What the records are.

@@ -123,6 +123,7 @@ fn server(store: &StoreArgs) -> Result<(String, Options), CommandError> {
     let options = Options {
         timeout: store.timeout,
         index_cache_bytes: usize::try_from(store.index_cache).unwrap_or(usize::MAX),
+        get_mode: store.get_mode.into(),
         ..Options::default()
     };
     Ok((endpoint.to_string(), options))

@@ -77,8 +77,10 @@ pub struct Options {
     /// Default: 5 s.
     pub timeout: Duration,
     /// Bytes that the index cache may have, rounded down to a power of two; it never takes more than the index has,
-    /// which is about 12 to 25 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
+    /// which is about 20 bytes per key. A GET whose place is cached takes one READ, others two. Default: 64 MiB.
     pub index_cache_bytes: usize,
+    /// Who reads. Default: this client, with READs.
+    pub get_mode: GetMode,
     /// Whether calls after a lost connection connect again. Default: true. Such a call may take [`Options::timeout`] twice.
     pub reconnect: bool,
 }
@@ -88,9 +90,22 @@ impl Default for Options {
         Options {
             timeout: Duration::from_nanos(kv_common::limits::OPERATION_TIMEOUT_NS),
             index_cache_bytes: 64 << 20,
+            get_mode: GetMode::OneSided,
             reconnect: true,
         }
     }
+}
+
+/// Who reads the value that a GET asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GetMode {
+    /// The client, with READs of the server's memory, which take no processor of the server's. What these do not settle, the
+    /// server answers.
+    #[default]
+    OneSided,
+    /// The server, for every GET: as any other store does, to compare with.
+    Server,
 }
 
 /// A connection to one server.

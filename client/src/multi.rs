@@ -37,7 +37,7 @@ impl Client {
         if let Err(error) = is_live {
             return (0..keys.len()).for_each(|index| visit(index, Err(error.clone())));
         }
-        if !self.driver.reads_are_loads() {
+        if !self.driver.gets_are_loads() {
             return self.multi_get_posted(keys, visit);
         }
         for (batch_index, batch) in keys.chunks(FETCHED_AHEAD).enumerate() {

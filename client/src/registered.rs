@@ -214,7 +214,7 @@ impl Client {
     ) -> Result<Option<ValueRef<'b>>, Error> {
         buffer.found = None;
         self.check(key)?;
-        let Some(memory) = buffer.memory.as_mut().filter(|_| self.driver.reads_are_loads()) else {
+        let Some(memory) = buffer.memory.as_mut().filter(|_| self.driver.gets_are_loads()) else {
             return self.get_into_submitted(key, buffer, false);
         };
         let mut landing = InRoom::new(memory.words_mut());

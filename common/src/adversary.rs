@@ -15,8 +15,8 @@ use std::rc::Rc;
 ///   written: until the last word of the new block is there, no check agrees;
 /// * a block that is used again while a thread of the server still looks at it without locks: that look judges the block
 ///   as a remote reader does;
-/// * a reader that does not compare lengths with what it read: a place keeps its class as long as segments do, so whatever
-///   block is found there has lengths that fit. (Arbitrary words, which no server writes, are for the tests of `block`.)
+/// * a reader that does not compare lengths with what it read: a place keeps its class as long as it may be used, so
+///   whatever block is found there has lengths that fit. (Arbitrary words, which no server writes, are for the tests of `block`.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
     /// The reader does not compare the check word.

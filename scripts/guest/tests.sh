@@ -9,8 +9,8 @@
 # begins with "wire" run in two at once, one test after the other, and KV_RIG_ROLE tells the sides apart: see run.sh. In
 # both a test that needs the device says #[ignore = "needs an RDMA device"], so that `cargo test` passes without one: here
 # ignored tests run, too. KV_RIG=host runs the first kind on a device of this machine.
-# What cannot run is added to the file that KV_TESTS_NOT_RUN names. All boots together take less than 10 minutes on two quiet
-# cores, and are ended after 25.
+# What cannot run is added to the file that KV_TESTS_NOT_RUN names. All boots together take about a quarter of an hour on two
+# quiet cores, and are ended after 40 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
@@ -75,7 +75,7 @@ if ! scripts/guest/run.sh --prepare 2>&1 | tee "$work/prepare"; then
     why="no guest with soft-RoCE can be booted here: $(tail -n 1 "$work/prepare")"
     echo "guests: $why" >>"$list"
 fi
-end=$((SECONDS + 1500))
+end=$((SECONDS + 2400))
 [ -z "$guests" ] || [ "${#iwarp[@]}" -gt 0 ] || scripts/guest/selftest.sh --one
 if [ "${KV_RIG:-}" = host ]; then
     run verbs --host --timeout 300 -- "$@" || failed=1

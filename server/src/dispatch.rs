@@ -42,31 +42,40 @@ impl Worker {
         waiting: Option<&mut Waiting>,
         sink: Sink<'_>,
     ) -> bool {
-        let mut ends_upload = false;
-        let served = match Request::decode(message) {
-            Err((seq, refusal)) => Err((seq.unwrap_or(0), refusal)),
-            Ok(request) if request.session != session => {
-                Err((request.seq, Refusal::Malformed { reason: Malformed::Session }))
-            }
-            Ok(request) => {
-                ends_upload = request.op == Op::PutEnd;
-                self.serve(&request, staging, sink).map_err(|refusal| (request.seq, refusal))
-            }
+        let decoded = Request::decode(message).map_err(|(seq, refusal)| (seq.unwrap_or(0), refusal));
+        let request = decoded.and_then(|request| match request.session == session {
+            true => Ok(request),
+            false => Err((request.seq, Refusal::Malformed { reason: Malformed::Session })),
+        });
+        let served = match &request {
+            Ok(request) => self.serve(request, staging, sink).map_err(|refusal| (request.seq, refusal)),
+            Err(refused) => Err(*refused),
         };
-        if let Err((_, refusal)) = served
-            && waiting.is_some_and(|waiting| self.is_worth_waiting(refusal, waiting))
-        {
+        let Err((seq, refusal)) = served else { return true };
+        if waiting.is_some_and(|waiting| self.is_worth_waiting(refusal, waiting)) {
             return false;
         }
-        self.count(Counter::Requests);
-        if let Err((seq, refusal)) = served {
-            if ends_upload {
-                self.abandon(session);
-            }
-            self.count(Counter::Refused);
-            sink(&Reply::new(seq, Status::Refused(refusal), 0));
+        let op = request.ok().map(|request| request.op);
+        if op == Some(Op::PutEnd) {
+            self.abandon(session);
         }
+        self.count_request(op);
+        self.count(Counter::Refused);
+        sink(&Reply::new(seq, Status::Refused(refusal), 0));
         true
+    }
+
+    /// Counts a message, right before it is answered: one that waits for room is tried more than once.
+    fn count_request(&self, op: Option<Op>) {
+        self.count(Counter::Requests);
+        match op {
+            Some(Op::Get) => self.count(Counter::GetsByServer),
+            Some(Op::Put | Op::PutEnd) => self.count(Counter::Puts),
+            Some(Op::Add) => self.count(Counter::Adds),
+            Some(Op::Append) => self.count(Counter::Appends),
+            Some(Op::Touch | Op::GetAndTouch) => self.count(Counter::Touches),
+            _ => {}
+        }
     }
 
     fn serve(
@@ -77,21 +86,22 @@ impl Worker {
     ) -> Result<(), Refusal> {
         let seq = request.seq;
         let mut ack = Ack { seq, sink, is_sent: false, made_bytes: 0, made_text: None };
+        if !request.op.is_write() {
+            self.count_request(Some(request.op));
+        }
         match request.op {
             Op::Ping => (ack.sink)(&Reply::new(seq, Status::Done, 0)),
             Op::Scan | Op::Clear => self.serve_part(request, ack.sink),
-            Op::Get => {
-                self.count(Counter::GetsByServer);
-                let from_bytes = operand(request).unwrap_or(0);
-                reply_value(seq, self.get(request.key, from_bytes), ack.sink);
-            }
+            Op::Get => reply_value(seq, self.get(request.key, operand(request).unwrap_or(0)), ack.sink),
             Op::PutBegin => {
                 let value_bytes = operand(request).expect("the message was decoded");
                 self.begin_upload(request.session, request.key, value_bytes, request.ttl_ns)?;
+                self.count_request(Some(request.op));
                 (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             Op::PutPart => {
                 self.upload_part(request.session, request.value, staging)?;
+                self.count_request(Some(request.op));
                 (ack.sink)(&Reply::new(seq, Status::Done, 0));
             }
             Op::Ttl => {
@@ -111,6 +121,7 @@ impl Worker {
             }
             _ => {
                 let outcome = self.write_request(request, staging, &mut ack)?;
+                self.count_request(Some(request.op));
                 self.count_condition(request.condition, &outcome);
                 match outcome {
                     Outcome::Written(Written { version, .. }) if request.op == Op::GetAndTouch => {
@@ -150,24 +161,19 @@ impl Worker {
             return Ok(self.delete(key, condition, ack));
         }
         if op == Op::PutEnd {
-            self.count(Counter::Puts);
             return self.end_upload(request.session, key, condition, ack);
         }
         let mut scratch = std::mem::take(&mut self.staged);
         let outcome = value_bytes(request.value, staging, &mut scratch).and_then(|value| {
-            let (counter, change) = match op {
+            let change = match op {
                 Op::Add => {
                     let delta = i64::from_le_bytes(value.try_into().expect("the message was decoded"));
-                    (Counter::Adds, Change::Add(delta))
+                    Change::Add(delta)
                 }
-                Op::Append => (Counter::Appends, Change::Append(value)),
-                Op::Touch | Op::GetAndTouch => (Counter::Touches, Change::Touch(ttl_ns)),
-                _ => {
-                    self.count(Counter::Puts);
-                    return self.put(key, value, ttl_ns, condition, ack);
-                }
+                Op::Append => Change::Append(value),
+                Op::Touch | Op::GetAndTouch => Change::Touch(ttl_ns),
+                _ => return self.put(key, value, ttl_ns, condition, ack),
             };
-            self.count(counter);
             self.modify(key, change, condition, ack)
         });
         self.staged = scratch;

@@ -22,7 +22,6 @@ pub mod table;
 mod accept;
 mod clock;
 mod descriptors;
-mod growth;
 mod link;
 mod peer;
 mod poller;
@@ -32,9 +31,9 @@ mod rdma;
 mod running;
 mod session;
 mod shared;
-mod space;
 mod startup;
 mod summary;
+mod upkeep;
 mod worker;
 
 pub use descriptors::TooFewDescriptors;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::accept::Listeners;
 use crate::poller::Waker;
 use crate::session::Session;
-use crate::table::{GrowthSignal, Table};
+use crate::table::{Signal, Table};
 
 /// State of a whole server.
 pub(crate) struct Shared {
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub(crate) accept_waker: Arc<Waker>,
     pub(crate) mailboxes: Vec<Mailbox>,
     /// Wake the threads that split index segments and that make segments free.
-    table_signals: [Arc<GrowthSignal>; 2],
+    table_signals: [Arc<Signal>; 2],
     /// The sockets once nobody is accepted any more. Path and port stay taken until the region has no writer: a successor
     /// must not acknowledge anything while clients of this server still read what it wrote.
     pub(crate) retired_listeners: Mutex<Option<Listeners>>,

@@ -4,13 +4,14 @@
 mod table_support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv_common::layout::{Counter, EVICTED_AGES, Place, SEGMENT_WORDS, superblock};
-use kv_common::wire::{Op, Status};
-use kv_server::table::{TableConfig, walk};
+use kv_common::region::Words;
+use kv_common::wire::{Op, Request, Status, Value};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
 use table_support::world::{World, value};
-use table_support::{Look, config, look};
+use table_support::{Look, SESSION, config, look};
 
 const SEGMENTS: usize = 16;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -214,6 +215,64 @@ fn the_index_grows_while_keys_go() {
     assert_eq!(world.counter(Counter::Refused), 0);
     world.check();
     assert!(world.model.keys().filter(|key| key.starts_with(b"small")).count() > 300_000);
+}
+
+/// One request of a worker that comes back while it waits for room.
+fn request_of(worker: &mut Worker, op: Op, key: &[u8], value: &[u8]) -> (Status, Vec<u8>) {
+    let request = Request::new(1, SESSION, op, key, Value::Inline(value));
+    let message = request.parts(&request.header()).concat();
+    let (mut waiting, mut answer) = (Waiting::default(), None);
+    while answer.is_none() {
+        worker.handle_or_wait(SESSION, &message, None, &mut waiting, &mut |reply| {
+            answer = Some((reply.status, reply.chunk.to_vec()));
+        });
+        std::thread::yield_now();
+    }
+    answer.expect("it was answered")
+}
+
+#[test]
+fn workers_evict_side_by_side() {
+    const WORKERS: usize = 3;
+    let region = Words::zeroed(12 * SEGMENT_WORDS);
+    let config = TableConfig { evicts: true, ..config(WORKERS, Some(1000)) };
+    let table = Table::create(region, &config).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut keeper = SpaceKeeper::new(&table);
+            while !is_over.load(Ordering::Relaxed) {
+                if keeper.step() != Upkeep::Busy {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|index| {
+                let table = &table;
+                scope.spawn(move || {
+                    let mut worker = Worker::new(table, index);
+                    for i in 0..12_000 {
+                        let number = (i * 7919 + index) % 9000;
+                        let key = format!("key {number}");
+                        let (status, found) = request_of(&mut worker, Op::Get, key.as_bytes(), b"");
+                        if status == Status::Done {
+                            assert_eq!(found, value(number, 500 + number % 3 * 2000), "{key}");
+                        }
+                        let put = value(number, 500 + number % 3 * 2000);
+                        let (status, _) = request_of(&mut worker, Op::Put, key.as_bytes(), &put);
+                        assert_eq!(status, Status::Done, "{key}");
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+    });
+    table.check().unwrap_or_else(|findings| panic!("{findings:#?}"));
+    let pages = superblock::counter_pages(WORKERS);
+    let evictions: u64 = pages.map(|page| table.region().load(page + Counter::Evictions as usize)).sum();
+    assert!(evictions > 3000, "{evictions}");
 }
 
 #[test]

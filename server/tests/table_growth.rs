@@ -14,7 +14,7 @@ use kv_common::limits::GRACE_NS;
 use kv_common::probe::TableView;
 use kv_common::region::Words;
 use kv_common::wire::{Refusal, Status};
-use kv_server::table::{CheckFinding, Growing, SlotFault, Table, TableConfig, walk};
+use kv_server::table::{CheckFinding, SlotFault, Table, TableConfig, Upkeep, walk};
 use proptest::prelude::*;
 use table_support::{Client, Look, config, keys_of_one_home, look};
 
@@ -55,7 +55,7 @@ impl Grown {
     }
 
     /// Lets splits go on up to the end of home `home` in this pass.
-    fn grow_to(&self, home: u64) -> Growing {
+    fn grow_to(&self, home: u64) -> Upkeep {
         self.table.grow(&mut |done| done != home)
     }
 
@@ -67,9 +67,9 @@ impl Grown {
     fn finish(&self) {
         loop {
             match self.table.grow(&mut |_| true) {
-                Growing::Busy => {}
-                Growing::WaitNs(_) => self.pass_grace(),
-                Growing::Idle => return,
+                Upkeep::Busy => {}
+                Upkeep::WaitNs(_) => self.pass_grace(),
+                Upkeep::Idle => return,
             }
         }
     }
@@ -113,7 +113,7 @@ fn a_table_grows_from_one_segment_and_every_old_directory_stays_right() {
     for i in 0..keys {
         assert_eq!(client.put(&key(i), b"").status, Status::Done, "key {i}");
         if i % 1000 == 0 {
-            if let Growing::WaitNs(_) = grown.table.grow(&mut |home| !home.is_multiple_of(5000)) {
+            if let Upkeep::WaitNs(_) = grown.table.grow(&mut |home| !home.is_multiple_of(5000)) {
                 grown.pass_grace();
             }
             if grown.view().directory().len() > views.last().unwrap().directory().len() {
@@ -170,7 +170,7 @@ fn each_stage_of_a_split_is_sound_and_misses_nothing() {
         grown.want_split(&keys[0]);
         for _ in 0..pass {
             grown.grow_to(HOMES - 1);
-            if let Growing::WaitNs(_) = grown.table.grow(&mut |_| false) {
+            if let Upkeep::WaitNs(_) = grown.table.grow(&mut |_| false) {
                 grown.pass_grace();
             }
         }
@@ -295,7 +295,7 @@ fn without_a_free_segment_the_index_is_full_and_says_so() {
     };
     // The last free segment went to small blocks: they are full before the index is.
     assert!(matches!(refusal, Refusal::RegionFull { free_segments: 0, .. }), "{refusal:?}");
-    assert_eq!(grown.table.grow(&mut |_| true), Growing::Idle, "nothing wants to be split in vain");
+    assert_eq!(grown.table.grow(&mut |_| true), Upkeep::Idle, "nothing wants to be split in vain");
     grown.table.check().expect("the table is sound");
 }
 

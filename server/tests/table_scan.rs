@@ -10,7 +10,7 @@ use kv_common::layout::SEGMENT_WORDS;
 use kv_common::limits::GRACE_NS;
 use kv_common::region::Words;
 use kv_common::wire::{Condition, Op, Status, Value};
-use kv_server::table::{Growing, Table, walk};
+use kv_server::table::{Table, Upkeep, walk};
 use proptest::prelude::*;
 use table_support::{Client, config};
 
@@ -72,9 +72,9 @@ impl World {
                 left > 0
             };
             match self.table.grow(&mut goes_on) {
-                Growing::Busy => {}
-                Growing::WaitNs(_) => drop(self.now_ns.fetch_add(2 * GRACE_NS, Ordering::Relaxed)),
-                Growing::Idle => return,
+                Upkeep::Busy => {}
+                Upkeep::WaitNs(_) => drop(self.now_ns.fetch_add(2 * GRACE_NS, Ordering::Relaxed)),
+                Upkeep::Idle => return,
             }
         }
     }

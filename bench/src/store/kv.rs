@@ -1,6 +1,6 @@
 //! The store, through its client library: one client per thread.
 
-use kv_client::{Client, Connection, Error, Options};
+use kv_client::{Client, Connection, Error, GetMode, Options};
 
 use super::{Completion, Counters, Factory, Outcome, Request, Retries, Store, StoreError};
 use crate::rng::{GAMMA, Rng};
@@ -51,6 +51,10 @@ impl Factory for KvFactory {
         vec![
             ("server", of.url.clone()),
             ("chosen_because", of.why.clone()),
+            (
+                "gets",
+                if self.options.get_mode == GetMode::Server { "by the server" } else { "one-sided" }.into(),
+            ),
             ("region", show_size_bytes(of.region_bytes)),
             ("region_pages", show_size_bytes(of.region_page_bytes)),
             ("index_cache", show_size_bytes(of.index_cache_bytes)),

@@ -124,6 +124,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
         requests_in_flight: promise.requests_in_flight,
         timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX).min(TIMEOUT_MAX_NS),
         index_cache_bytes: options.index_cache_bytes,
+        get_mode: options.get_mode,
     };
     let failed = |reason| Error::Connect { endpoint: promise.url.clone(), reason };
     // It is not up yet: what ends or is silent now was never a connection.

@@ -21,6 +21,7 @@ use kv_common::probe::TableView;
 use kv_common::transport::{Broken, Event, Transport};
 use slab::Slab;
 
+use crate::GetMode;
 use crate::cache::IndexCache;
 use crate::clock::ServerClock;
 use crate::error::Error;
@@ -47,6 +48,9 @@ pub(crate) struct Driver<T: Transport> {
     session: u64,
     requests_in_flight_max: usize,
     timeout_ns: u64,
+    get_mode: GetMode,
+    /// READs are loads, and GETs are made of them.
+    gets_are_loads: bool,
     /// Set once; from then on every call fails with it.
     broken: Option<Broken>,
 
@@ -96,6 +100,8 @@ impl<T: Transport> Driver<T> {
             session: options.session,
             requests_in_flight_max: options.requests_in_flight,
             timeout_ns: options.timeout_ns,
+            get_mode: options.get_mode,
+            gets_are_loads: false,
             broken: None,
             ops: Slab::new(),
             next_ticket: 1,
@@ -117,6 +123,7 @@ impl<T: Transport> Driver<T> {
             blocking: Blocking::Idle,
             hits: Hits::new(false, 0),
         };
+        driver.gets_are_loads = driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
         driver.read_view()?;
         driver.hits = Hits::new(driver.view.evicts, options.session);
         driver.cache =
@@ -140,9 +147,10 @@ impl<T: Transport> Driver<T> {
         self.next_ticket = old.next_ticket;
     }
 
-    /// True if READs are loads.
-    pub(crate) fn reads_are_loads(&self) -> bool {
-        self.transport.reads_are_loads()
+    /// True if GETs are loads.
+    #[inline]
+    pub(crate) fn gets_are_loads(&self) -> bool {
+        self.gets_are_loads
     }
 
     /// What is known of the table.
@@ -485,6 +493,7 @@ pub(crate) struct DriverOptions {
     pub(crate) requests_in_flight: usize,
     pub(crate) timeout_ns: u64,
     pub(crate) index_cache_bytes: usize,
+    pub(crate) get_mode: GetMode,
 }
 
 fn memory_error(error: std::io::Error) -> Error {

@@ -109,7 +109,7 @@ impl<T: Transport> Driver<T> {
         place_epoch: u64,
         landing: &mut impl Landing,
     ) -> Result<GetNow, Error> {
-        if !self.transport.reads_are_loads() || self.broken.is_some() || self.is_behind_write(hash) {
+        if !self.gets_are_loads() || self.broken.is_some() || self.is_behind_write(hash) {
             return Ok(GetNow::Submit);
         }
         // Whatever is read from here on is at least as new as what the slot was learned under.

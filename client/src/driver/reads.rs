@@ -13,6 +13,7 @@ use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
+use crate::GetMode;
 use crate::clock::Judgement;
 use crate::error::Error;
 use crate::get::{Action, Context};
@@ -63,6 +64,9 @@ impl<T: Transport> Driver<T> {
 
     /// Gives a submitted GET the words of its READ and does what it wants next.
     fn advance(&mut self, key: usize, mut landed: Option<Landed>) {
+        if self.get_mode == GetMode::Server {
+            return self.ask(key);
+        }
         loop {
             let place_epoch = match self.place_epoch() {
                 Ok(Some(epoch)) => epoch,

@@ -24,11 +24,10 @@ use crate::accept::{Acceptor, Admission, Listeners};
 use crate::clock::server_clock_ns;
 use crate::config::{Allow, Config, OnFull, format_size, on_full_name};
 use crate::descriptors::{TooFewDescriptors, make_room};
-use crate::growth;
 use crate::running::{Running, ThreadEnd};
 use crate::shared::Shared;
-use crate::space;
 use crate::table::{Table, TableConfig, TableError};
+use crate::upkeep;
 use crate::worker::Worker;
 
 /// How often the progress of a long stage is logged.
@@ -220,9 +219,9 @@ fn start_threads(
         .map_err(os("watch the sockets"))?;
     running.threads.push(spawn("kv-accept".to_owned(), report, move || acceptor.run())?);
     let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
-    running.threads.push(spawn("kv-growth".to_owned(), report, move || growth::run(&shared, &table))?);
+    running.threads.push(spawn("kv-growth".to_owned(), report, move || upkeep::split(&shared, &table))?);
     let (shared, table) = (Arc::clone(&running.shared), Arc::clone(&running.table));
-    running.threads.push(spawn("kv-space".to_owned(), report, move || space::run(&shared, &table))?);
+    running.threads.push(spawn("kv-space".to_owned(), report, move || upkeep::make_space(&shared, &table))?);
     Ok(running)
 }
 

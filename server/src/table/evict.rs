@@ -15,6 +15,7 @@ use kv_common::layout::{
 use kv_common::wire::Refusal;
 
 use super::hand::age_class;
+use super::lookup::HeldKey;
 use super::recency::Recency;
 use super::slab::blocks_per_segment;
 use super::{Table, Worker};
@@ -92,13 +93,8 @@ impl Worker {
     /// in seconds.
     pub(super) fn evict_block(&mut self, place: Place, span: Span) -> Option<u64> {
         let table = Arc::clone(&self.table);
-        let key = self.key_at(place, span)?;
-        let hash = table.view.hash(&key);
         let slot = {
-            let _held = table.stripes.lock(hash.home());
-            let home = table.index.home(hash);
-            // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
-            let at = table.find(&key, hash, home).filter(|at| at.slot.place() == place)?;
+            let HeldKey { _held, home, at, .. } = table.hold_key_at(place, span)?;
             self.remove(at, home, Counter::Evictions, None).1
         };
         let known = table.slab.recency.as_ref()?.get(slot.span(), place, table.now_s());
@@ -140,7 +136,7 @@ impl Table {
 
     /// The table's clock in seconds.
     pub(super) fn now_s(&self) -> u64 {
-        self.growth.now_ns() / 1_000_000_000
+        self.monotonic_ns() / 1_000_000_000
     }
 
     /// A key has a new block.

@@ -8,23 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Counter, LINE_SLOTS, Lengths, LineNumber, Place, Run, SEGMENT_LINES, Slot, is_large,
-    pages_of,
+    Counter, LINE_SLOTS, Lengths, LineNumber, Place, Run, SEGMENT_LINES, Slot, is_large, pages_of,
 };
-use kv_common::region::bytes_of;
 use parking_lot::Mutex;
 
 use super::lookup::At;
-use super::worker::grown;
 use super::{Table, Worker};
 
 /// Index lines of one step at most: it takes some 50 us then, even if each of their blocks has to be fetched, ...
 const STEP_LINES: u64 = 64;
 /// ... and keys that it removes, or a few more, which takes half as long.
 const STEP_KEYS_MAX: usize = 64;
-/// Between two steps. A sweep takes about a second for each segment of the index, and some 2 % of a processor.
+/// Between two steps: a sweep takes about a second for each segment of the index.
 const STEP_PAUSE_NS: u64 = 2_000_000;
-/// The same after a step that removed as many keys as it may: there is much to do, and it takes a tenth of a processor.
+/// The same after a step that removed as many keys as it may: there is much to do.
 const BUSY_STEP_PAUSE_NS: u64 = 200_000;
 
 /// What the server keeps about expiries.
@@ -226,16 +223,9 @@ impl Worker {
 
     /// Removes the key that is in the block of `slot`, if its time is over.
     fn expire(&mut self, slot: Slot) -> bool {
-        let key_bytes = self.table.lengths_of(slot.place()).key_bytes as usize;
         // Another block by now, perhaps, and half of it.
-        if (BLOCK_HEADER_BYTES + key_bytes) as u64 > slot.span().bytes() {
-            return false;
-        }
-        let mut words = std::mem::take(&mut self.block);
-        let key_words = grown(&mut words, key_bytes.div_ceil(8));
-        self.table.region.copy_out(slot.place().word() + BLOCK_HEADER_BYTES / 8, key_words);
-        let removed = self.expire_held(&bytes_of(key_words)[..key_bytes]);
-        self.block = words;
+        let Some(key) = self.table.key_at(slot.place(), slot.span()) else { return false };
+        let removed = self.expire_held(&key);
         if let Some(slot) = removed {
             self.retire(slot);
         }

@@ -14,12 +14,13 @@ use kv_common::region::Words;
 
 use super::counters::Counters;
 use super::expiry::Expiry;
-use super::growth::{self, Clock, Growth};
+use super::growth::Growth;
 use super::index::{Index, Role, State, keys_before_split};
 use super::recency::Recency;
 use super::slab::Slab;
 use super::split::write_lines;
 use super::stripes::Stripes;
+use super::upkeep::{Clock, monotonic_clock};
 use super::versions::{FIRST_VERSION_MAX, Versions};
 use super::{Table, walk};
 
@@ -124,7 +125,7 @@ pub enum TableError {
 impl Table {
     /// Makes a table in `region`, which is all zero. Readers may look while it is made: the magic is stored last.
     pub fn create(region: Words, config: &TableConfig) -> Result<Arc<Table>, TableError> {
-        Table::create_with_clock(region, config, growth::monotonic_clock())
+        Table::create_with_clock(region, config, monotonic_clock())
     }
 
     /// The same with a clock for GRACE that is not the system's.
@@ -151,13 +152,14 @@ impl Table {
         let space = Arc::default();
         region.store_release(superblock::MAGIC, MAGIC);
         Ok(Arc::new(Table {
+            clock,
             expiry: Expiry::new(config.clock_ns),
             view: walk::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
             slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space, recency)),
             index,
-            growth: Growth::new(clock, config.grace_ns, Counters::of_growth(&region)),
+            growth: Growth::new(config.grace_ns, Counters::of_growth(&region)),
             space,
             epochs: crossbeam_epoch::Collector::new(),
             workers: config.workers,

@@ -1,22 +1,21 @@
 //! Which index segments are split, when, and by whom: one thread of the server, and an insert that finds no room.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kv_common::adversary;
 use kv_common::hash::KeyHash;
 use kv_common::layout::Counter;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::Table;
 use super::counters::Counters;
 use super::index::Role;
 use super::split::{Split, Stage};
+use super::upkeep::{Signal, Upkeep, by_any_clock};
 
-/// GRACE is by the clocks of clients; by the server's it is longer by one part in so many, for clocks that drift.
-const DRIFT_PART: u64 = 8;
 /// How long an insert that finds no room waits at most: some GRACEs, and time for work. A split takes one GRACE, and some
-/// 20 ms of a processor.
+/// 40 ms of a processor that is busy with other things, too.
 const WAIT_FOR_ROOM_GRACES: u64 = 16;
 /// See `WAIT_FOR_ROOM_GRACES`.
 const WAIT_FOR_ROOM_NS: u64 = 1_000_000_000;
@@ -28,58 +27,11 @@ const HOMES_PER_INSERT: u64 = 16;
 /// The pause of an insert between two looks, if a split can do nothing but wait.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// A clock that goes forward, in ns.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
-
-/// The system's clock.
-pub(super) fn monotonic_clock() -> Clock {
-    let began = Instant::now();
-    Arc::new(move || began.elapsed().as_nanos() as u64)
-}
-
-/// Wakes whoever splits.
-#[derive(Default)]
-pub struct GrowthSignal {
-    is_set: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl GrowthSignal {
-    /// Ends a wait, this one or the next.
-    pub fn set(&self) {
-        *self.is_set.lock() = true;
-        self.changed.notify_one();
-    }
-
-    /// Waits until it is set, at most for `timeout`.
-    pub fn wait(&self, timeout: Option<Duration>) {
-        let mut is_set = self.is_set.lock();
-        if !*is_set {
-            match timeout {
-                Some(timeout) => drop(self.changed.wait_for(&mut is_set, timeout)),
-                None => self.changed.wait(&mut is_set),
-            }
-        }
-        *is_set = false;
-    }
-}
-
-/// What whoever splits can do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growing {
-    /// Go on.
-    Busy,
-    /// Nothing for so long.
-    WaitNs(u64),
-    /// Nothing until a segment wants to be split.
-    Idle,
-}
-
 /// The splits of a table.
 pub(super) struct Growth {
-    clock: Clock,
+    /// GRACE of any client, by the server's clock.
     grace_ns: u64,
-    signal: Arc<GrowthSignal>,
+    signal: Arc<Signal>,
     /// Segments that want to be split, in the order in which they did.
     wanted: Mutex<Vec<u64>>,
     splits: Mutex<Splits>,
@@ -94,18 +46,13 @@ struct Splits {
 }
 
 impl Growth {
-    pub(super) fn new(clock: Clock, grace_ns: u64, counters: Counters) -> Growth {
+    pub(super) fn new(grace_ns: u64, counters: Counters) -> Growth {
         Growth {
-            clock,
-            grace_ns: grace_ns + grace_ns / DRIFT_PART,
+            grace_ns: by_any_clock(grace_ns),
             signal: Arc::default(),
             wanted: Mutex::default(),
             splits: Mutex::new(Splits { under_way: Vec::new(), counters, scratch: Vec::new() }),
         }
-    }
-
-    pub(super) fn now_ns(&self) -> u64 {
-        (self.clock)()
     }
 
     /// GRACE by the server's clock.
@@ -116,7 +63,7 @@ impl Growth {
 
 impl Table {
     /// What wakes whoever calls [`Table::grow`].
-    pub fn growth_signal(&self) -> &Arc<GrowthSignal> {
+    pub fn growth_signal(&self) -> &Arc<Signal> {
         &self.growth.signal
     }
 
@@ -132,12 +79,12 @@ impl Table {
 
     /// Splits index segments that want it: some homes, as long as `goes_on` says so of the last one's number. Workers go on
     /// meanwhile; each home is locked for about a microsecond.
-    pub fn grow(&self, goes_on: &mut dyn FnMut(u64) -> bool) -> Growing {
+    pub fn grow(&self, goes_on: &mut dyn FnMut(u64) -> bool) -> Upkeep {
         self.grow_with(&mut self.growth.splits.lock(), goes_on)
     }
 
-    fn grow_with(&self, splits: &mut Splits, goes_on: &mut dyn FnMut(u64) -> bool) -> Growing {
-        let now_ns = self.growth.now_ns();
+    fn grow_with(&self, splits: &mut Splits, goes_on: &mut dyn FnMut(u64) -> bool) -> Upkeep {
+        let now_ns = self.monotonic_ns();
         for split in &mut splits.under_way {
             if matches!(split.stage, Stage::Wait { until_ns } if until_ns <= now_ns) {
                 split.stage = Stage::Clear { home: 0 };
@@ -153,13 +100,13 @@ impl Table {
         if let Some(split) = under_way.iter_mut().find(|split| is_ready(split)) {
             self.advance_split(split, scratch, counters, goes_on);
             under_way.retain(|split| split.stage != Stage::Done);
-            return Growing::Busy;
+            return Upkeep::Busy;
         }
         let until = under_way.iter().filter_map(|split| match split.stage {
             Stage::Wait { until_ns } => Some(until_ns),
             _ => None,
         });
-        until.min().map_or(Growing::Idle, |until_ns| Growing::WaitNs(until_ns.saturating_sub(now_ns)))
+        until.min().map_or(Upkeep::Idle, |until_ns| Upkeep::WaitNs(until_ns.saturating_sub(now_ns)))
     }
 
     /// Begins the split that was asked for first. One at a time is being copied, any number wait.
@@ -180,10 +127,10 @@ impl Table {
     }
 
     /// Goes on with splits, some homes, if nobody else does.
-    fn help_to_grow(&self, homes: u64) -> Growing {
+    fn help_to_grow(&self, homes: u64) -> Upkeep {
         match self.growth.splits.try_lock() {
             Some(mut splits) => self.grow_with(&mut splits, &mut |home| !home.is_multiple_of(homes)),
-            None => Growing::Idle,
+            None => Upkeep::Idle,
         }
     }
 
@@ -212,7 +159,7 @@ impl WaitForRoom {
     /// Waits for a moment, and helps. False if no split will make room. `is_crowded`: the key's home is full, not its
     /// segment; keys that were chosen to share a home get no segments for that.
     pub(super) fn wait(&mut self, table: &Table, is_crowded: bool, counters: &Counters) -> bool {
-        let now_ns = table.growth.now_ns();
+        let now_ns = table.monotonic_ns();
         let segment = table.index.home(self.hash).segment();
         let is_being_split = table.index.state(segment).role != Role::Plain;
         if !is_being_split && (is_crowded || !table.will_split(segment)) {
@@ -226,7 +173,7 @@ impl WaitForRoom {
         if now_ns >= *self.until_ns.get_or_insert(now_ns + wait_ns) {
             return false;
         }
-        if table.help_to_grow(HOMES_PER_WAIT) != Growing::Busy {
+        if table.help_to_grow(HOMES_PER_WAIT) != Upkeep::Busy {
             adversary::pause_for(PAUSE);
         }
         true

@@ -1,16 +1,20 @@
-//! Where a key is, and where a new one may go. All of this is called under the stripes of the key's home: they keep
-//! the lines, the chain, and every block that a slot of these lines names as they are (see `stripes`).
+//! Where a key is, and where a new one may go. All of this, but what begins with a block, is called under the stripes of the
+//! key's home: they keep the lines, the chain, and every block that a slot of these lines names as they are (see `stripes`).
 
 use std::iter;
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::hash::KeyHash;
-use kv_common::layout::{Header, LINE_SLOTS, Lengths, LineNumber, NOT_LIVE, Place, Slot};
-use kv_common::limits::OVERFLOW_CHAIN_MAX;
+use kv_common::layout::{
+    BLOCK_HEADER_BYTES, BLOCK_HEADER_WORDS, Header, LINE_SLOTS, Lengths, LineNumber, NOT_LIVE, Place, Slot,
+    Span,
+};
+use kv_common::limits::{KEY_MAX_BYTES, OVERFLOW_CHAIN_MAX};
 use kv_common::region::bytes_of;
 use kv_common::wire::Refusal;
 
 use super::Table;
+use super::stripes::Held;
 use super::worker::grown;
 
 /// A slot and what it holds.
@@ -26,6 +30,14 @@ impl At {
     pub(super) fn word(self) -> usize {
         self.line.word() + 1 + self.index
     }
+}
+
+/// A key that was found by its block, and its stripes.
+pub(super) struct HeldKey<'a> {
+    pub(super) _held: Held<'a>,
+    pub(super) hash: KeyHash,
+    pub(super) home: LineNumber,
+    pub(super) at: At,
 }
 
 /// Where a new key of a home goes.
@@ -126,12 +138,40 @@ impl Table {
     pub(super) fn hash_of(&self, place: Place, scratch: &mut Vec<u64>) -> KeyHash {
         let key_bytes = self.lengths_of(place).key_bytes as usize;
         let words = grown(scratch, key_bytes.div_ceil(8));
-        self.region.copy_out(place.word() + 3, words);
+        self.region.copy_out(place.word() + BLOCK_HEADER_WORDS, words);
         self.view.hash(&bytes_of(words)[..key_bytes])
     }
 
+    /// The key that seems to be in a block, without the stripes.
+    pub(super) fn key_at(&self, place: Place, span: Span) -> Option<Vec<u8>> {
+        if self.region.load(place.word()) & NOT_LIVE != 0 {
+            return None;
+        }
+        let lengths = self.lengths_of(place);
+        let key_bytes = lengths.key_bytes as usize;
+        let is_key = (1..=KEY_MAX_BYTES).contains(&key_bytes)
+            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= span.bytes();
+        if !is_key {
+            return None;
+        }
+        let mut words = vec![0; key_bytes.div_ceil(8)];
+        self.region.copy_out(place.word() + BLOCK_HEADER_WORDS, &mut words);
+        Some(bytes_of(&words)[..key_bytes].to_vec())
+    }
+
+    /// Holds the stripes of the key whose block of class `span` is at `place`, if a present key has it.
+    pub(super) fn hold_key_at(&self, place: Place, span: Span) -> Option<HeldKey<'_>> {
+        let key = self.key_at(place, span)?;
+        let hash = self.view.hash(&key);
+        let held = self.stripes.lock(hash.home());
+        let home = self.index.home(hash);
+        // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
+        let at = self.find(&key, hash, home).filter(|at| at.slot.place() == place)?;
+        Some(HeldKey { _held: held, hash, home, at })
+    }
+
     fn block_has_key(&self, place: Place, key: &[u8]) -> bool {
-        let key_word = place.word() + 3;
+        let key_word = place.word() + BLOCK_HEADER_WORDS;
         self.lengths_of(place).key_bytes as usize == key.len()
             && key
                 .chunks(8)

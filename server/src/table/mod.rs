@@ -24,6 +24,7 @@
 //! | `index` | the index segments: what each answers for, how full it is, its free overflow lines |
 //! | `split` | one index segment becomes two, under readers and writers |
 //! | `growth` | which segments are split, when, and by whom |
+//! | `upkeep` | how the threads that split and make space are called, and the clock that they wait by |
 //! | `stripes` | the writers' locks |
 //! | `versions` | versions under a ceiling |
 //! | `counters` | a worker's counter page |
@@ -74,6 +75,7 @@ mod space;
 mod split;
 mod staged;
 mod stripes;
+mod upkeep;
 mod upload;
 mod versions;
 pub mod walk;
@@ -88,8 +90,8 @@ use kv_common::region::Words;
 
 pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
-pub use growth::{Clock, Growing, GrowthSignal};
-pub use space::{Keeping, SpaceKeeper, Waiting};
+pub use space::{SpaceKeeper, Waiting};
+pub use upkeep::{Clock, Signal, Upkeep};
 pub use worker::Worker;
 
 pub(crate) use get::Value;
@@ -110,6 +112,8 @@ pub struct Table {
     region: Words,
     /// Identity, as readers see it. The directory in it is the first one: where a key is, `index` says.
     view: TableView,
+    /// What splits and segments that are to be free wait by.
+    clock: Clock,
     expiry: Expiry,
     stripes: Stripes,
     versions: Versions,
@@ -134,6 +138,10 @@ impl Table {
     /// Publishes the server's clock for readers who judge expiries. One thread calls this, every few milliseconds.
     pub fn publish_clock(&self) {
         self.region.store(superblock::CLOCK_NS, self.now_ns());
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        (self.clock)()
     }
 
     /// Segments that hold index lines.

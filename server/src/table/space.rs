@@ -24,23 +24,19 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Counter, NOT_LIVE, Place, SEGMENT_WORDS, Slot, Span, superblock,
-};
-use kv_common::limits::{KEY_MAX_BYTES, LEASE_NS};
+use kv_common::layout::{Counter, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::limits::LEASE_NS;
 use kv_common::region::bytes_of;
 use kv_common::wire::Refusal;
 
 use super::counters::Counters;
-use super::growth::GrowthSignal;
-use super::lookup::At;
+use super::lookup::{At, HeldKey};
 use super::put::Payload;
 use super::slab::{Candidate, Emptied};
+use super::upkeep::{Signal, Upkeep, by_any_clock};
 use super::worker::grown;
 use super::{Table, Worker};
 
-/// LEASE is by the clocks of clients; by the server's it is longer by one part in so many, for clocks that drift.
-const DRIFT_PART: u64 = 8;
 /// Of so many segments one is to be free.
 const FREE_SHARE: u64 = 64;
 /// When there is none, one of so many is to be, ...
@@ -65,7 +61,7 @@ const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
 /// What writes and the keeper of the space tell each other.
 #[derive(Default)]
 pub(super) struct Space {
-    signal: Arc<GrowthSignal>,
+    signal: Arc<Signal>,
     /// Writes that have found no room so far.
     asked: AtomicU64,
     /// Of those, as many as had asked when it turned out that nothing can be made free.
@@ -88,17 +84,6 @@ pub struct Waiting(Option<Asked>);
 struct Asked {
     number: u64,
     until_ns: u64,
-}
-
-/// What the keeper can do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeping {
-    /// Go on.
-    Busy,
-    /// Nothing for so long.
-    WaitNs(u64),
-    /// Nothing until it is called.
-    Idle,
 }
 
 impl Space {
@@ -132,7 +117,7 @@ impl Space {
 
 impl Table {
     /// What wakes whoever calls [`SpaceKeeper::step`].
-    pub fn space_signal(&self) -> &Arc<GrowthSignal> {
+    pub fn space_signal(&self) -> &Arc<Signal> {
         &self.space.signal
     }
 
@@ -205,11 +190,11 @@ impl SpaceKeeper {
     }
 
     /// Does a small part of what there is to do.
-    pub fn step(&mut self) -> Keeping {
-        let now_ns = self.table().growth.now_ns();
+    pub fn step(&mut self) -> Upkeep {
+        let now_ns = self.table().monotonic_ns();
         if let Some(quarantine) = self.quarantine.take_if(|quarantine| quarantine.until_ns <= now_ns) {
             self.release(quarantine);
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         if let Some(emptying) = self.emptying.take() {
             return self.go_on(emptying, now_ns);
@@ -217,20 +202,20 @@ impl SpaceKeeper {
         let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
         let asked = self.table().space.asked.load(Ordering::Relaxed);
         if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         match &self.quarantine {
             None if !self.empty.is_empty() => {
                 self.begin_quarantine();
-                Keeping::Busy
+                Upkeep::Busy
             }
-            Some(quarantine) => Keeping::WaitNs(quarantine.until_ns - now_ns),
+            Some(quarantine) => Upkeep::WaitNs(quarantine.until_ns - now_ns),
             None => {
                 let space = &self.table().space;
                 // Whoever asked before this look is told if there is nothing.
                 let answer = if lacking > 0 { &space.refused } else { &space.served };
                 answer.fetch_max(asked, Ordering::Relaxed);
-                Keeping::Idle
+                Upkeep::Idle
             }
         }
     }
@@ -310,11 +295,11 @@ impl SpaceKeeper {
     }
 
     /// Moves some blocks. The segment is empty when all have come back, through the epochs.
-    fn go_on(&mut self, mut emptying: Emptying, now_ns: u64) -> Keeping {
+    fn go_on(&mut self, mut emptying: Emptying, now_ns: u64) -> Upkeep {
         if now_ns < emptying.not_before_ns {
             let wait_ns = emptying.not_before_ns - now_ns;
             self.emptying = Some(emptying);
-            return Keeping::WaitNs(wait_ns);
+            return Upkeep::WaitNs(wait_ns);
         }
         let (mut moved, mut has_room) = (0, true);
         while moved < BLOCKS_PER_STEP
@@ -332,25 +317,25 @@ impl SpaceKeeper {
         let candidate = emptying.candidate;
         if !has_room {
             self.table().slab.reopen(candidate);
-            return Keeping::Busy;
+            return Upkeep::Busy;
         }
         if emptying.places.is_empty() {
             self.worker.reclaim();
             emptying.passes += 1;
             if self.table().slab.used_of(candidate) == 0 {
                 self.take_empty(1);
-                return Keeping::Busy;
+                return Upkeep::Busy;
             }
             if emptying.passes == PASSES_MAX {
                 self.table().slab.reopen(candidate);
-                return Keeping::Busy;
+                return Upkeep::Busy;
             }
             // Blocks that were being written, and those that others have not given back yet.
             emptying.places.extend(candidate.places());
             emptying.not_before_ns = now_ns + PASS_PAUSE_NS;
         }
         self.emptying = Some(emptying);
-        Keeping::Busy
+        Upkeep::Busy
     }
 
     fn begin_quarantine(&mut self) {
@@ -361,8 +346,8 @@ impl SpaceKeeper {
         }
         // What was stored is visible to all before the clock is looked at.
         fence(Ordering::SeqCst);
-        let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { LEASE_NS + LEASE_NS / DRIFT_PART };
-        let until_ns = table.growth.now_ns() + lease_ns;
+        let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { by_any_clock(LEASE_NS) };
+        let until_ns = table.monotonic_ns() + lease_ns;
         let segments = std::mem::take(&mut self.empty);
         tracing::debug!(segments = segments.len(), epoch, "segments emptied");
         self.quarantine = Some(Quarantine { segments, until_ns });
@@ -390,7 +375,7 @@ impl Worker {
             Refusal::RegionFull { .. } | Refusal::IndexFull { .. } => false,
             _ => return false,
         };
-        let (space, now_ns) = (&self.table.space, self.table.growth.now_ns());
+        let (space, now_ns) = (&self.table.space, self.table.monotonic_ns());
         let Some(asked) = waiting.0 else {
             let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
             waiting.0 = Some(Asked { number, until_ns: now_ns + WAIT_MAX_NS });
@@ -406,12 +391,7 @@ impl Worker {
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
     fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
-        let Some(key) = self.key_at(place, candidate.span) else { return true };
-        let hash = table.view.hash(&key);
-        let _held = table.stripes.lock(hash.home());
-        let home = table.index.home(hash);
-        // Without the stripes the block could have been any; if a slot of its key names it, it is what it says.
-        let Some(at) = table.find(&key, hash, home).filter(|at| at.slot.place() == place) else {
+        let Some(HeldKey { _held, hash, home, at }) = table.hold_key_at(place, candidate.span) else {
             return true;
         };
         let span = candidate.span;
@@ -427,24 +407,6 @@ impl Worker {
         self.counters.add(Counter::BlocksMoved, 1);
         self.retire(at.slot);
         true
-    }
-
-    /// The key that seems to be in a block, without the stripes.
-    pub(super) fn key_at(&self, place: Place, span: Span) -> Option<Vec<u8>> {
-        let table = &self.table;
-        if table.region.load(place.word()) & NOT_LIVE != 0 {
-            return None;
-        }
-        let lengths = table.lengths_of(place);
-        let key_bytes = lengths.key_bytes as usize;
-        let is_key = (1..=KEY_MAX_BYTES).contains(&key_bytes)
-            && (BLOCK_HEADER_BYTES + key_bytes) as u64 <= span.bytes();
-        if !is_key {
-            return None;
-        }
-        let mut words = vec![0; key_bytes.div_ceil(8)];
-        table.region.copy_out(place.word() + 3, &mut words);
-        Some(bytes_of(&words)[..key_bytes].to_vec())
     }
 
     /// The payload of a present key's block, in this worker's private memory. Under the stripes.

@@ -112,7 +112,7 @@ impl Table {
             Stage::Deepen { .. } => {
                 // What was stored is visible to all before the clock is looked at.
                 fence(Ordering::SeqCst);
-                Stage::Wait { until_ns: self.growth.now_ns() + self.growth.grace_ns() }
+                Stage::Wait { until_ns: self.monotonic_ns() + self.growth.grace_ns() }
             }
             Stage::Clear { .. } => {
                 self.end_split(split, counters);

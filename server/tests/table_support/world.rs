@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, SEGMENT_BYTES, SEGMENT_WORDS, Slot, superblock};
 use kv_common::region::Words;
 use kv_common::wire::{Op, Refusal, Reply, Request, Status, Value};
-use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
 
 use super::{Look, SESSION, config, look};
 
@@ -74,9 +74,9 @@ impl World {
     }
 
     /// One step of the keeper; if it waits, its time comes.
-    pub(crate) fn keep(&mut self) -> Keeping {
+    pub(crate) fn keep(&mut self) -> Upkeep {
         let keeping = self.keeper.step();
-        if let Keeping::WaitNs(wait_ns) = keeping {
+        if let Upkeep::WaitNs(wait_ns) = keeping {
             self.now_ns.fetch_add(wait_ns, Ordering::Relaxed);
         }
         keeping
@@ -86,9 +86,9 @@ impl World {
     pub(crate) fn finish_splits(&self) {
         loop {
             match self.table.grow(&mut |_| true) {
-                Growing::Busy => {}
-                Growing::WaitNs(wait_ns) => drop(self.now_ns.fetch_add(wait_ns, Ordering::Relaxed)),
-                Growing::Idle => return,
+                Upkeep::Busy => {}
+                Upkeep::WaitNs(wait_ns) => drop(self.now_ns.fetch_add(wait_ns, Ordering::Relaxed)),
+                Upkeep::Idle => return,
             }
         }
     }

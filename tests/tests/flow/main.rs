@@ -26,16 +26,20 @@ mod space;
 
 mod shm_in_process {
     scenarios!(crate::live::server::shm_in_process);
+    long_scenarios!(crate::live::server::shm_in_process);
 }
 
 mod shm_process {
     scenarios!(crate::live::server::shm_process);
+    long_scenarios!(crate::live::server::shm_process);
 }
 
 mod tcp_in_process {
     scenarios!(crate::live::server::tcp_in_process);
+    long_scenarios!(crate::live::server::tcp_in_process);
 }
 
 mod tcp_process {
     scenarios!(crate::live::server::tcp_process);
+    long_scenarios!(crate::live::server::tcp_process);
 }

@@ -1,6 +1,6 @@
 //! What a GET costs, in READs of the region.
 
-use kv_client::{Client, Options, Outcome, Stats};
+use kv_client::{Client, GetMode, Options, Outcome, Stats};
 
 use crate::live::server::{Live, Needs, Start};
 
@@ -104,4 +104,34 @@ pub(crate) fn hits_and_misses_are_counted(start: Start) {
     }
     let after = client.stats();
     assert_eq!(after.reads - before.reads, 100 + after.other_keys - before.other_keys);
+}
+
+/// GETs that the server answers, by a client that was told so: the same answers, and no READ.
+pub(crate) fn gets_by_the_server_read_nothing(start: Start) {
+    let server = start(Needs::default());
+    let options = Options { get_mode: GetMode::Server, ..Options::default() };
+    let (mut client, mut other) = (server.connect_with(&options), server.connect());
+    client.put(b"key", b"value").unwrap();
+    other.put(b"large", &[7; 100_000]).unwrap();
+    let reads_before = client.stats().reads;
+    assert_eq!(client.get(b"key").unwrap().unwrap().bytes, b"value");
+    assert_eq!(client.get(b"large").unwrap().unwrap().bytes, [7; 100_000]);
+    assert_eq!(client.get(b"absent"), Ok(None));
+    let found = client.multi_get(&[&b"key"[..], b"absent", b"large"]);
+    let lengths: Vec<usize> =
+        found.into_iter().map(|found| found.unwrap().map_or(0, |value| value.bytes.len())).collect();
+    assert_eq!(lengths, [5, 0, 100_000]);
+    // Behind a write of its own.
+    client.submit_put(b"key", b"newer").unwrap();
+    let ticket = client.submit_get(b"key").unwrap();
+    while let Some(done) = client.wait().unwrap() {
+        if done.ticket == ticket {
+            let Outcome::Get(Ok(Some(value))) = done.outcome else { panic!("{:?}", done.outcome) };
+            assert_eq!(value.bytes, b"newer");
+        }
+    }
+    let stats = client.stats();
+    assert_eq!((stats.gets, stats.asked_server, stats.reads), (7, 7, reads_before));
+    let counters = other.server_stat().unwrap().counters;
+    assert!(counters["gets_by_server"] >= 7);
 }

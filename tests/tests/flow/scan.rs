@@ -17,7 +17,8 @@ fn scan(client: &mut Client) -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn scans_see_all_keys_and_clears_leave_none(start: Start) {
-    let server = start(Needs::default());
+    // A segment for each size of block.
+    let server = start(Needs { memory: "128MiB", ..Needs::default() });
     let (mut client, mut other) = (server.connect_for_setup(), server.connect());
     assert!(scan(&mut client).is_empty());
     assert_eq!(client.clear(), Ok(0));

@@ -1,4 +1,4 @@
-//! The one list of scenarios. What follows it in the table's invocation is a condition under which they are tests.
+//! The one list of scenarios, and that of long ones. What follows it in the table's invocation is a condition under which they are tests.
 
 macro_rules! scenarios {
     ($start:path $(, #[$condition:meta])?) => {
@@ -14,17 +14,15 @@ macro_rules! scenarios {
             expiry: keys_end_and_count_as_absent, touches_move_the_end, times_to_live_out_of_range_are_refused;
             batches: multi_get_has_a_result_per_key, multi_put_and_multi_delete_have_a_result_per_key, submitted_operations_complete_once,
                 reads_come_behind_own_writes, writes_of_one_key_keep_their_order, too_many_operations_are_refused;
-            reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted;
+            reads: warm_gets_take_one_read_and_cold_ones_two, hits_and_misses_are_counted,
+                gets_by_the_server_read_nothing;
             registered: values_stay_where_they_were_read, values_beyond_registered_memory_are_copied_or_refused,
                 submitted_gets_bring_their_memory_back;
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
-            cache: keys_in_use_stay_and_no_write_is_refused;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
             scan: scans_see_all_keys_and_clears_leave_none;
-            space: deleted_values_make_room_for_other_sizes;
-            growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
     ($start:path, $conditions:tt $($file:ident: $($scenario:ident),+;)+) => {
@@ -35,6 +33,17 @@ macro_rules! scenarios {
         $($condition)*
         fn $scenario() {
             crate::$file::$scenario($start);
+        }
+    };
+}
+
+/// Those that write so much that a guest takes a minute or more for each.
+macro_rules! long_scenarios {
+    ($start:path $(, #[$condition:meta])?) => {
+        scenarios! { $start, [$(#[$condition])?]
+            cache: keys_in_use_stay_and_no_write_is_refused;
+            space: deleted_values_make_room_for_other_sizes;
+            growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
 }

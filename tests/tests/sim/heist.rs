@@ -5,12 +5,11 @@
 //! place epoch (`server/src/table/space.rs`).
 
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
 use kv_client::{Client, Options};
-use kv_common::adversary::{Mutant, set_mutant, set_pause_hook, set_store_hook};
+use kv_common::adversary::Mutant;
 use kv_common::block;
 use kv_common::hash::KeyHash;
 use kv_common::layout::{BLOCK_HEADER_BYTES, GRANULE_BYTES, Place, WINDOW_WORDS};
@@ -21,7 +20,8 @@ use kv_common::transport::sim::{Fabric, Flavour, Rng, Weather};
 use kv_server::table::walk;
 
 use crate::server::{Grown, Memory, Server, ServerPlan};
-use crate::tasks::{self, Task, pause};
+use crate::stage::perform;
+use crate::tasks::{Task, pause};
 
 /// Superblock, directory, one of index lines, and seven for blocks.
 const SEGMENTS: usize = 10;
@@ -50,17 +50,7 @@ struct Scene {
 
 /// Plays one heist. The error says what is wrong.
 pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Grown, String> {
-    set_mutant(mutant);
-    let result = catch_unwind(AssertUnwindSafe(|| play_on(memory, seed)));
-    set_mutant(None);
-    set_store_hook(None);
-    tasks::leave();
-    set_pause_hook(None);
-    memory.clear();
-    result.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        Err(format!("a panic: {}", text.unwrap_or_else(|| "without text".to_owned())))
-    })
+    perform(memory, mutant, || play_on(memory, seed))
 }
 
 fn play_on(memory: &Memory, seed: u64) -> Result<Grown, String> {

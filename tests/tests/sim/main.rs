@@ -8,6 +8,7 @@
 //! buffers  GETs into registered memory
 //! server   a worker of the table, suspended between any two stores
 //! keys     keys that are in each other's way
+//! stage    what is around a seed
 //! tasks    coroutines
 //! totals   what was counted
 //! ```
@@ -21,9 +22,12 @@ mod keys;
 mod plan;
 mod player;
 mod server;
+mod stage;
 mod tasks;
 mod totals;
 mod world;
+
+use std::ops::Range;
 
 use kv_common::adversary::Mutant;
 use kv_tests::oracle::UNDECIDED;
@@ -36,6 +40,38 @@ fn env(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
 }
 
+/// The seeds to play: so many, unless the environment says otherwise.
+fn seeds(default_count: u64) -> Range<u64> {
+    let (first, count) = (env("KV_SIM_SEED"), env("KV_SIM_SEEDS"));
+    let count = count.unwrap_or(if first.is_some() { 1 } else { default_count });
+    first.unwrap_or(0)..first.unwrap_or(0) + count
+}
+
+/// Plays each of them for the test of this name.
+fn play_each<T>(
+    seeds: impl Iterator<Item = u64>,
+    test: &str,
+    play: impl Fn(u64) -> Result<T, String>,
+    mut take: impl FnMut(T),
+) {
+    for seed in seeds {
+        match play(seed) {
+            Ok(report) => take(report),
+            Err(wrong) => panic!(
+                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} cargo test -p kv-tests --test sim {test} -- --nocapture"
+            ),
+        }
+    }
+}
+
+/// Asserts that each of these was found so often at least.
+#[track_caller]
+fn assert_found<const N: usize>(counts: [(&str, u64, u64); N]) {
+    for (what, found, least) in counts {
+        assert!(found >= least, "{found} {what}, at least {least} are wanted");
+    }
+}
+
 /// Seeds that a run plays if it is not told otherwise.
 const SEEDS: u64 = 200;
 /// And so many with values in pages.
@@ -43,28 +79,19 @@ const HAUL_SEEDS: u64 = 12;
 
 #[test]
 fn random_seeds_find_nothing_wrong() {
-    let memory = memory();
+    let (memory, seeds) = (memory(), seeds(SEEDS));
     let mut totals = Totals::default();
-    let (first, count) = (env("KV_SIM_SEED"), env("KV_SIM_SEEDS"));
-    let seeds =
-        first.unwrap_or(0)..first.unwrap_or(0) + count.unwrap_or(if first.is_some() { 1 } else { SEEDS });
-    let is_single = seeds.end - seeds.start == 1;
-    let hauls = if (first, count) == (None, None) { HAULS..HAULS + HAUL_SEEDS } else { 0..0 };
-    for seed in seeds.chain(hauls) {
-        match play(&memory, seed, None) {
-            Ok(report) => {
-                if is_single {
-                    println!("{report:#?}");
-                }
-                totals.merge(&report.totals);
-            }
-            Err(wrong) => panic!(
-                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} cargo test -p kv-tests --test sim random_seeds -- --nocapture"
-            ),
-        }
-    }
+    let hauls = if seeds == (0..SEEDS) { HAULS..HAULS + HAUL_SEEDS } else { 0..0 };
+    play_each(
+        seeds.clone().chain(hauls),
+        "random_seeds",
+        |seed| play(&memory, seed, None),
+        |report| {
+            totals.merge(&report.totals);
+        },
+    );
     println!("{totals:#?}");
-    if (first, count) == (None, None) {
+    if seeds == (0..SEEDS) {
         assert_rare_branches(&totals);
     }
 }
@@ -74,31 +101,27 @@ const CACHES: u64 = 40;
 
 #[test]
 fn a_cache_loses_keys_and_nothing_else() {
-    let memory = memory();
+    let (memory, seeds) = (memory(), seeds(CACHES));
     let mut totals = Totals::default();
-    let (first, count) = (env("KV_SIM_SEED").unwrap_or(0), env("KV_SIM_SEEDS").unwrap_or(CACHES));
-    for seed in first..first + count {
-        match play_cache(&memory, seed, None) {
-            Ok(report) => totals.merge(&report.totals),
-            Err(wrong) => panic!(
-                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} KV_SIM_SEEDS=1 cargo test -p kv-tests --test sim a_cache"
-            ),
-        }
-    }
+    play_each(
+        seeds.clone(),
+        "a_cache",
+        |seed| play_cache(&memory, seed, None),
+        |report| {
+            totals.merge(&report.totals);
+        },
+    );
     println!("{totals:#?}");
-    if count < CACHES {
-        return;
-    }
-    for (what, found, least) in [
-        ("evictions", totals.grown.evictions, 500),
-        ("hits reported", totals.grown.hits_reported, 1),
-        ("segments with another use", totals.grown.segments_reused, 10),
-        ("writes that waited for room", totals.grown.writes_waited, 10),
-        ("splits", totals.grown.splits, 1),
-        ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
-        ("misses", totals.stats.misses, 1000),
-    ] {
-        assert!(found >= least, "{found} {what}, at least {least} are wanted");
+    if seeds == (0..CACHES) {
+        assert_found([
+            ("evictions", totals.grown.evictions, 500),
+            ("hits reported", totals.grown.hits_reported, 1),
+            ("segments with another use", totals.grown.segments_reused, 10),
+            ("writes that waited for room", totals.grown.writes_waited, 10),
+            ("splits", totals.grown.splits, 1),
+            ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
+            ("misses", totals.stats.misses, 1000),
+        ]);
     }
 }
 
@@ -106,7 +129,7 @@ fn a_cache_loses_keys_and_nothing_else() {
 /// `KV_SIM_SEEDS` must reach these by chance alone.
 fn assert_rare_branches(totals: &Totals) {
     let (stats, fabric) = (&totals.stats, &totals.fabric);
-    for (what, found, least) in [
+    assert_found([
         ("GETs that raced with stores", fabric.racing_gets, 10_000),
         ("torn blocks", stats.retries_torn, 100),
         ("stale places", stats.retries_stale, 1000),
@@ -123,10 +146,10 @@ fn assert_rare_branches(totals: &Totals) {
         ("keys moved by splits", totals.grown.keys_moved, 1000),
         ("splits under way at the end", totals.grown.splits_at_end, 5),
         ("keys in both segments at the end", totals.grown.copied_at_end, 5),
-        ("segments with another use", totals.grown.segments_reused, 1),
+        ("segments with another use", totals.grown.segments_reused, 1000),
         ("blocks that were moved", totals.grown.blocks_moved, 1000),
         ("writes that waited for room", totals.grown.writes_waited, 10),
-        ("READs that came back after the lease", stats.leases_expired, 1),
+        ("READs that came back after the lease", stats.leases_expired, 1000),
         ("GETs answered by the server", stats.asked_server, 1000),
         ("GETs behind a write of their client", stats.waited_for_own_write, 1000),
         ("values left where a READ ended", stats.values_in_place, 1000),
@@ -139,13 +162,11 @@ fn assert_rare_branches(totals: &Totals) {
         ("replies lost", fabric.replies_lost, 100),
         ("servers killed", totals.kills, 10),
         ("writes of values whose time ends", totals.expiring_writes, 1000),
-        ("keys removed because their time was over", totals.grown.expired, 100),
+        ("keys removed because their time was over", totals.grown.expired, 30),
         ("looks at the server's clock", stats.clock_looks, 100),
         ("times that the server was stopped", totals.stops, 10),
         ("histories judged", totals.checked.histories, 1000),
-    ] {
-        assert!(found >= least, "{found} {what}, at least {least} are wanted");
-    }
+    ]);
     assert!(stats.index_cache_hits <= stats.index_cache_lookups, "a hit is a lookup");
 }
 
@@ -162,17 +183,20 @@ const HEISTS: u64 = 60;
 
 #[test]
 fn nobody_believes_a_forged_block() {
-    let memory = memory();
-    let (first, count) = (env("KV_SIM_SEED").unwrap_or(0), env("KV_SIM_SEEDS").unwrap_or(HEISTS));
+    let (memory, seeds) = (memory(), seeds(HEISTS));
     let (mut reused, mut waited) = (0, 0);
-    for seed in first..first + count {
-        let grown = heist::play(&memory, seed, None).unwrap_or_else(|wrong| {
-            panic!("heist {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} KV_SIM_SEEDS=1 cargo test -p kv-tests --test sim nobody_believes")
-        });
-        reused += grown.segments_reused;
-        waited += grown.writes_waited;
-    }
-    assert!(reused >= count && waited >= count, "{reused} segments reused, {waited} writes waited");
+    play_each(
+        seeds.clone(),
+        "nobody_believes",
+        |seed| heist::play(&memory, seed, None),
+        |grown| {
+            reused += grown.segments_reused;
+            waited += grown.writes_waited;
+        },
+    );
+    let count = seeds.end - seeds.start;
+    // By chance a segment may be free before the thief asks for one.
+    assert_found([("segments reused", reused, count), ("writes waited", waited, count / 2)]);
 }
 
 /// Seeds within which the general simulation must find a deliberate fault.

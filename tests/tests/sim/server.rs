@@ -14,7 +14,7 @@ use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Received, Rng};
 use kv_common::wire::{Op, Reply, Request};
-use kv_server::table::{Growing, Keeping, SpaceKeeper, Table, TableConfig, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
 
 use crate::tasks::{Task, pause};
 
@@ -319,7 +319,7 @@ impl Grower {
             let is_lively = self.keys.borrow().lines.range(home..=home + 1).next().is_some();
             !is_lively || !rng.one_in(self.plan.grow_ends_one_in)
         };
-        if self.table.grow(&mut goes_on) == Growing::Busy {
+        if self.table.grow(&mut goes_on) == Upkeep::Busy {
             on_write(&self.at_stake.borrow());
         }
     }
@@ -394,7 +394,7 @@ fn serve(
             keeper.empty_any(rng.below(1 << 20) as usize);
         }
         if rng.one_in(grower.plan.keep_one_in)
-            && let Keeping::WaitNs(wait_ns) = keeper.step()
+            && let Upkeep::WaitNs(wait_ns) = keeper.step()
             && rng.one_in(PASS_ONE_IN)
         {
             // Nobody does anything until it is time.

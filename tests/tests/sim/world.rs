@@ -1,12 +1,11 @@
 //! One seed: a server, some clients, a fabric, and what befalls them.
 
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
 use kv_client::Broken;
-use kv_common::adversary::{Mutant, set_mutant, set_pause_hook, set_store_hook};
+use kv_common::adversary::Mutant;
 use kv_common::hash::KeyHash;
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_tests::oracle::{Key, Oracle};
@@ -14,7 +13,8 @@ use kv_tests::oracle::{Key, Oracle};
 use crate::plan::{Plan, SEGMENTS_MAX};
 use crate::player::{Player, PlayerPlan, Shared};
 use crate::server::{Memory, OnWrite, Server, ServerPlan};
-use crate::tasks::{self, Task, pause};
+use crate::stage::perform;
+use crate::tasks::{Task, pause};
 use crate::totals::Totals;
 
 /// No seed takes so many steps.
@@ -31,32 +31,12 @@ pub(crate) struct Report {
 
 /// Plays one seed. The error says what is wrong.
 pub(crate) fn play(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
-    play_drawn(memory, seed, mutant, Plan::draw)
+    perform(memory, mutant, || World::new(memory, seed, Plan::draw).play())
 }
 
 /// The same of a server that evicts.
 pub(crate) fn play_cache(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
-    play_drawn(memory, seed, mutant, Plan::draw_cache)
-}
-
-fn play_drawn(
-    memory: &Memory,
-    seed: u64,
-    mutant: Option<Mutant>,
-    draw: fn(&mut Rng, u64) -> Plan,
-) -> Result<Report, String> {
-    set_mutant(mutant);
-    let result = catch_unwind(AssertUnwindSafe(|| World::new(memory, seed, draw).play()));
-    set_mutant(None);
-    set_store_hook(None);
-    tasks::leave();
-    set_pause_hook(None);
-    memory.clear();
-    result.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("a panic: {}", text.unwrap_or("without text")))
-    })
+    perform(memory, mutant, || World::new(memory, seed, Plan::draw_cache).play())
 }
 
 /// Memory for the largest region that the world wants.

@@ -85,8 +85,10 @@ mod workloads;
 
 mod process {
     scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
+    long_scenarios!(crate::live::server::verbs_process, #[ignore = "needs an RDMA device"]);
 }
 
+/// Without the long ones: once they are connected, queue pairs are alike.
 mod process_cm {
     scenarios!(crate::live::server::verbs_cm_process, #[ignore = "needs an RDMA device"]);
 }

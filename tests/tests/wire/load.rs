@@ -196,7 +196,11 @@ impl<'a> Player<'a> {
         }
         match (call, &back) {
             (Call::Put { .. }, Return::Stored(_)) => self.world.count_put(true),
-            (Call::Put { .. }, Return::Unknown) => self.world.count_put(false),
+            // The server counts those whose condition does not hold, too.
+            (Call::PutIf { .. }, Return::Stored(_) | Return::Mismatch(_) | Return::Absent) => {
+                self.world.count_put(true);
+            }
+            (Call::Put { .. } | Call::PutIf { .. }, Return::Unknown) => self.world.count_put(false),
             _ => {}
         }
         self.world.end(op, back);

@@ -1,6 +1,6 @@
 //! Verifies a table by nothing but the words of its region: what a client could do too, over words that it copied.
 //!
-//! No write may be under way. Splits may: they show in headers and in slots that are there twice (see [`index`]).
+//! No write may be under way. Splits may: they show in headers and in slots that are there twice (see `index`).
 
 mod index;
 
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, Run, SEGMENT_GRANULES, SEGMENT_WORDS,
-    SegmentEntry, SegmentKind, Slot, Span, superblock, superblock_segments,
+    BLOCK_HEADER_WORDS, COUNTER_NAMES, Counter, Header, Lengths, LineNumber, Place, Run, SEGMENT_GRANULES,
+    SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock, superblock_segments,
 };
 use kv_common::limits::WORKERS_MAX;
 use kv_common::probe::{IdentityError, TableView};
@@ -205,7 +205,7 @@ impl Walker<'_> {
     fn key_at(&self, place: Place) -> Vec<u64> {
         let lengths = self.lengths_at(place);
         let mut words = vec![0; (lengths.key_bytes as usize).div_ceil(8)];
-        self.region.copy_out(place.word() + 3, &mut words);
+        self.region.copy_out(place.word() + BLOCK_HEADER_WORDS, &mut words);
         // The bytes of the value that share the last word are no part of the key.
         if let (Some(last), used @ 1..) = (words.last_mut(), lengths.key_bytes % 8) {
             *last &= (1 << (used * 8)) - 1;
