@@ -266,7 +266,7 @@ mod tests {
         let other_span = Slot::new(7, Span(slot.span().0 + 1), slot.place());
         assert_eq!(begin(&words, KEY, other_span), judged(Verdict::Torn));
         let good = words[2];
-        for bad in [0, u64::MAX, good | 1 << 48, good & !0xffff_ffff | 100, good | 3 << 20] {
+        for bad in [0, u64::MAX, good | 1 << 49, good & !0xffff_ffff | 100, good | 3 << 20] {
             words[2] = bad;
             assert_eq!(begin(&words, KEY, slot), judged(Verdict::Torn), "{bad:#x}");
         }

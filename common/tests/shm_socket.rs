@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kv_common::transport::handshake::{
@@ -21,7 +22,6 @@ use kv_common::transport::shm::socket::{
     Accepted, BindError, ConnectError, DEFAULT_MODE, Listener, PATH_MAX_BYTES, PathError, connect,
 };
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::FlockOperation;
 use support::{is_root, not_run};
 use tempfile::TempDir;
 
@@ -289,19 +289,17 @@ fn name_of(error: &dyn std::fmt::Debug) -> String {
 #[test]
 fn many_servers_race_for_one_path_and_one_has_it() {
     let (_place, path) = place();
-    let held = place_lock(&path);
+    let held = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..100 {
                     match bind(&path) {
                         Ok(listener) => {
-                            let own = File::options().write(true).open(&held).unwrap();
-                            let alone = rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive);
-                            assert!(alone.is_ok(), "two servers hold the path");
+                            assert!(!held.swap(true, Ordering::SeqCst), "two servers hold the path");
                             connect(&path, soon()).unwrap();
                             accept(&listener);
-                            drop(own);
+                            held.store(false, Ordering::SeqCst);
                         }
                         Err(BindError::AnotherServer { .. }) => std::thread::yield_now(),
                         Err(error) => panic!("{error}"),
@@ -310,13 +308,6 @@ fn many_servers_race_for_one_path_and_one_has_it() {
             });
         }
     });
-}
-
-/// A file whose lock tells whether two hold the path.
-fn place_lock(path: &Path) -> PathBuf {
-    let held = path.with_extension("held");
-    fs::write(&held, "").unwrap();
-    held
 }
 
 /// The error that `sent` and then `end` make of a hello with up to `limit` descriptors.

@@ -142,7 +142,7 @@ fn the_readiness_line_says_where_and_how_much() {
     assert_eq!(server.ready, expected);
     let log = server.log();
     for part in
-        ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=1048576", "started"]
+        ["kv-server version=", "index_segments=1", "who=users 0", "value_max_bytes=67108864", "started"]
     {
         assert!(log.contains(part), "{part}: {log}");
     }
