@@ -28,10 +28,13 @@ mod totals;
 mod world;
 
 use std::ops::Range;
+use std::sync::Mutex;
+use std::thread::{self, available_parallelism};
 
 use kv_common::adversary::Mutant;
 use kv_tests::oracle::UNDECIDED;
 use plan::HAULS;
+use server::Memory;
 use totals::Totals;
 use world::{memory, play, play_cache};
 
@@ -47,21 +50,31 @@ fn seeds(default_count: u64) -> Range<u64> {
     first.unwrap_or(0)..first.unwrap_or(0) + count
 }
 
-/// Plays each of them for the test of this name.
-fn play_each<T>(
-    seeds: impl Iterator<Item = u64>,
+/// Plays each of them for the test of this name, on all processors.
+fn play_each<T: Send>(
+    seeds: impl Iterator<Item = u64> + Send,
     test: &str,
-    play: impl Fn(u64) -> Result<T, String>,
-    mut take: impl FnMut(T),
+    play: impl Fn(&Memory, u64) -> Result<T, String> + Sync,
+    take: impl FnMut(T) + Send,
 ) {
-    for seed in seeds {
-        match play(seed) {
-            Ok(report) => take(report),
-            Err(wrong) => panic!(
-                "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} cargo test -p kv-tests --test sim {test} -- --nocapture"
-            ),
+    let (seeds, take) = (Mutex::new(Some(seeds)), Mutex::new(take));
+    let next = || seeds.lock().unwrap().as_mut()?.next();
+    let player = || {
+        let memory = memory();
+        while let Some(seed) = next() {
+            match play(&memory, seed) {
+                Ok(report) => take.lock().unwrap()(report),
+                Err(wrong) => {
+                    *seeds.lock().unwrap() = None;
+                    panic!(
+                        "seed {seed}: {wrong}\nplay it again: KV_SIM_SEED={seed} cargo test -p kv-tests --test sim {test} -- --nocapture"
+                    );
+                }
+            }
         }
-    }
+    };
+    let players = available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..players).for_each(|_| drop(scope.spawn(player))));
 }
 
 /// Asserts that each of these was found so often at least.
@@ -79,13 +92,13 @@ const HAUL_SEEDS: u64 = 12;
 
 #[test]
 fn random_seeds_find_nothing_wrong() {
-    let (memory, seeds) = (memory(), seeds(SEEDS));
+    let seeds = seeds(SEEDS);
     let mut totals = Totals::default();
     let hauls = if seeds == (0..SEEDS) { HAULS..HAULS + HAUL_SEEDS } else { 0..0 };
     play_each(
         seeds.clone().chain(hauls),
         "random_seeds",
-        |seed| play(&memory, seed, None),
+        |memory, seed| play(memory, seed, None),
         |report| {
             totals.merge(&report.totals);
         },
@@ -101,12 +114,12 @@ const CACHES: u64 = 40;
 
 #[test]
 fn a_cache_loses_keys_and_nothing_else() {
-    let (memory, seeds) = (memory(), seeds(CACHES));
+    let seeds = seeds(CACHES);
     let mut totals = Totals::default();
     play_each(
         seeds.clone(),
         "a_cache",
-        |seed| play_cache(&memory, seed, None),
+        |memory, seed| play_cache(memory, seed, None),
         |report| {
             totals.merge(&report.totals);
         },
@@ -183,12 +196,12 @@ const HEISTS: u64 = 60;
 
 #[test]
 fn nobody_believes_a_forged_block() {
-    let (memory, seeds) = (memory(), seeds(HEISTS));
+    let seeds = seeds(HEISTS);
     let (mut reused, mut waited) = (0, 0);
     play_each(
         seeds.clone(),
         "nobody_believes",
-        |seed| heist::play(&memory, seed, None),
+        |memory, seed| heist::play(memory, seed, None),
         |grown| {
             reused += grown.segments_reused;
             waited += grown.writes_waited;
