@@ -57,7 +57,7 @@ impl Worker {
         }
         let op = request.ok().map(|request| request.op);
         if op == Some(Op::PutEnd) {
-            self.abandon(session);
+            drop(self.abandon(session));
         }
         self.count_request(op);
         self.count(Counter::Refused);

@@ -88,7 +88,7 @@ impl Session {
             self.parked = Some(parked);
         }
         while self.parked.is_none() && self.link.has_room() && requests + others < REQUESTS_PER_TURN {
-            match self.link.next(message)? {
+            match self.link.next(message, |request| table.landing(self.number, request))? {
                 Next::Request => {
                     let mut waiting = table::Waiting::default();
                     if self.answer(table, message, &mut waiting, mode).map_err(End::Malformed)? {
@@ -132,6 +132,12 @@ impl Session {
             }
         };
         malformed.map_or(Ok(is_answered), Err)
+    }
+
+    /// Ends it; what it has begun in the table and not ended is given up.
+    pub(crate) fn end(self, table: &mut table::Worker) {
+        let run = table.end_session(self.number);
+        self.link.end(run);
     }
 
     /// Takes what made the descriptor ready, if that is not a request itself.

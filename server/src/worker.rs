@@ -117,6 +117,11 @@ impl Worker {
         while !self.has_drained() {
             self.turn();
         }
+        for index in 0..self.clients.len() {
+            if self.clients[index].is_some() {
+                self.end(index, End::Gone);
+            }
+        }
     }
 
     fn turn(&mut self) {
@@ -311,7 +316,7 @@ impl Worker {
         self.shared.mailboxes[self.index].note_ended();
         self.count(Counter::Sessions, 1u64.wrapping_neg());
         let (number, peer) = (session.number, session.peer);
-        self.writer.end_session(number);
+        session.end(&mut self.writer);
         match end {
             End::Gone => debug!(session = number, %peer, "client gone"),
             #[cfg(feature = "verbs")]

@@ -22,9 +22,10 @@ use kv_common::region::Words;
 use kv_common::ring::RingError;
 use kv_common::transport::shm::spin::Spin;
 use kv_common::transport::tcp::frame::FrameError;
-use kv_common::wire::{Malformed, Reply};
+use kv_common::wire::{Malformed, Reply, Request};
 
 use crate::poller::Watch;
+use crate::table::{AbandonedRun, Landing};
 
 pub(crate) use shm::ShmLink;
 pub(crate) use tcp::TcpLink;
@@ -133,8 +134,27 @@ impl Link {
     }
 
     /// The next request, copied into `message`. To be called only if there is room for what comes of it.
-    pub(crate) fn next(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
-        each!(self, link => link.next(message))
+    /// A device may store a staged value where `_landing` says, instead of in the staging area's mirror.
+    pub(crate) fn next(
+        &mut self,
+        message: &mut Vec<u8>,
+        _landing: impl FnOnce(&Request<'_>) -> Option<Landing>,
+    ) -> Result<Next, End> {
+        match self {
+            Link::Shm(link) => link.next(message),
+            Link::Tcp(link) => link.next(message),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.next(message, _landing),
+        }
+    }
+
+    /// Ends it. The run is kept as long as a device may still store to it.
+    pub(crate) fn end(self, run: Option<AbandonedRun>) {
+        match self {
+            Link::Shm(_) | Link::Tcp(_) => drop(run),
+            #[cfg(feature = "verbs")]
+            Link::Verbs(link) => link.end(run),
+        }
     }
 
     /// The memory that the client lends to the server, or the mirror of it.

@@ -10,9 +10,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kv_common::layout::PAGE_PAYLOAD_BYTES;
 use kv_common::region::{WORD_BYTES, Words, bytes_of_mut};
 use kv_common::transport::shm::spin::Spin;
-use kv_common::verbs::{MemoryRegion, Rc, ReadSink, RemoteMemory, SendBatch};
+use kv_common::verbs::{
+    LocalRange, MemoryRegion, Rc, ReadSink, ReadTarget, RemoteMemory, RemoteRange, SendBatch,
+};
 use kv_common::wire::{Reply, Request, Value};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -20,6 +23,7 @@ use tracing::warn;
 
 use super::{End, Next};
 use crate::rdma::{ClientPair, Connected, Fault, Queues, Sent};
+use crate::table::{AbandonedRun, Landing};
 
 /// Replies that are posted with one doorbell, at most.
 const BATCH_MAX: usize = 32;
@@ -52,6 +56,8 @@ pub(crate) struct VerbsLink {
     mirror: Mirror,
     /// A request whose staged value is being fetched.
     fetching: Option<Vec<u8>>,
+    /// It is, or the last one was, fetched straight to its block.
+    has_landing: bool,
     token: u64,
     looks_in_vain: u32,
     /// When the first of them was that yielded.
@@ -92,6 +98,7 @@ impl VerbsLink {
             sends_left: sends_max,
             mirror: Mirror { words, memory: None, client: client.memory },
             fetching: None,
+            has_landing: false,
             token: 0,
             looks_in_vain: 0,
             idle_since: Instant::now(),
@@ -108,8 +115,12 @@ impl VerbsLink {
         self.token = token;
     }
 
-    pub(super) fn next(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
-        let next = self.look(message)?;
+    pub(super) fn next(
+        &mut self,
+        message: &mut Vec<u8>,
+        landing: impl FnOnce(&Request<'_>) -> Option<Landing>,
+    ) -> Result<Next, End> {
+        let next = self.look(message, landing)?;
         if next != Next::Nothing {
             self.looks_in_vain = 0;
         } else if self.looks_in_vain < LOOKS_BEFORE_YIELD {
@@ -132,7 +143,11 @@ impl VerbsLink {
         self.fetching.is_some()
     }
 
-    fn look(&mut self, message: &mut Vec<u8>) -> Result<Next, End> {
+    fn look(
+        &mut self,
+        message: &mut Vec<u8>,
+        landing: impl FnOnce(&Request<'_>) -> Option<Landing>,
+    ) -> Result<Next, End> {
         if self.fetching.is_some() {
             if !self.queues.has_fetched(self.number)? {
                 return Ok(Next::Nothing);
@@ -144,7 +159,7 @@ impl VerbsLink {
         if !self.queues.next(self.number, message)? {
             return Ok(Next::Nothing);
         }
-        if !self.start_fetch(message)? {
+        if !self.start_fetch(message, landing)? {
             return Ok(Next::Request);
         }
         self.fetching = Some(message.clone());
@@ -153,37 +168,92 @@ impl VerbsLink {
 
     /// Begins to fetch the staged value of a request. False if it has none, or none that is inside the client's area: then
     /// the table says so.
-    fn start_fetch(&mut self, message: &[u8]) -> Result<bool, End> {
-        let Ok(Request { value: Value::Staged { offset_bytes, len_bytes, .. }, .. }) =
-            Request::decode(message)
-        else {
-            return Ok(false);
-        };
+    fn start_fetch(
+        &mut self,
+        message: &[u8],
+        landing: impl FnOnce(&Request<'_>) -> Option<Landing>,
+    ) -> Result<bool, End> {
+        let Ok(request) = Request::decode(message) else { return Ok(false) };
+        let Value::Staged { offset_bytes, len_bytes, .. } = request.value else { return Ok(false) };
         let len_bytes = u64::from(len_bytes);
         let Ok(remote) = self.mirror.client.range(offset_bytes, len_bytes) else { return Ok(false) };
         let is_inside = offset_bytes + len_bytes <= (self.mirror.words.len_words() * WORD_BYTES) as u64;
         if len_bytes == 0 || !is_inside {
             return Ok(false);
         }
-        let device = |error: &dyn std::fmt::Display| {
-            warn!(%error, "cannot fetch a staged value");
-            End::from(Fault::Device)
-        };
+        let can_land = self.can_land(len_bytes as usize / PAGE_PAYLOAD_BYTES + 2)?;
+        let landing = if can_land { landing(&request) } else { None };
+        match landing {
+            Some(landing) => self.fetch_to(landing, offset_bytes)?,
+            None => {
+                self.has_landing = false;
+                let sink = self.mirror_range(offset_bytes, len_bytes)?;
+                self.fetch(sink, remote, Sent::Fetch)?;
+            }
+        }
+        self.post()?;
+        Ok(true)
+    }
+
+    /// Whether a device may store to the region for this client, and so many READs can be posted together.
+    fn can_land(&mut self, reads: usize) -> Result<bool, End> {
+        // A READ's answer is a WRITE on iWARP, and nobody writes to the region.
+        if self.pair.domain().context().is_iwarp() || reads > BATCH_MAX {
+            return Ok(false);
+        }
+        if self.sends_left <= reads {
+            self.ask_progress()?;
+        }
+        Ok(self.sends_left > reads)
+    }
+
+    /// Fetches what is at `offset_bytes` of the client's area to these ranges of the region.
+    fn fetch_to(&mut self, landing: Landing, offset_bytes: u64) -> Result<(), End> {
+        let (mut at_bytes, last) = (offset_bytes, landing.len() - 1);
+        for (i, range) in landing.into_iter().enumerate() {
+            let len_bytes = range.end - range.start;
+            let sink = self.pair.region().range(range.start, len_bytes).map_err(broken)?;
+            let remote = self.mirror.client.range(at_bytes, len_bytes).map_err(broken)?;
+            self.fetch(sink, remote, if i == last { Sent::Fetch } else { Sent::Piece })?;
+            at_bytes += len_bytes;
+        }
+        self.has_landing = true;
+        Ok(())
+    }
+
+    /// Adds a READ to the batch.
+    fn fetch<A: ReadTarget>(
+        &mut self,
+        sink: LocalRange<A>,
+        remote: RemoteRange,
+        sent: Sent,
+    ) -> Result<(), End> {
+        if self.batch.len() == self.batch.capacity() || self.sends_left == 0 {
+            self.post()?;
+        }
+        let seq = self.queues.note_sent(self.number, sent);
+        self.batch.read(seq, sink, remote).map_err(broken)?;
+        self.sends_left = self.sends_left.saturating_sub(1);
+        Ok(())
+    }
+
+    /// A range of the mirror, which is registered when it is needed first.
+    fn mirror_range(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<LocalRange<ReadSink>, End> {
         let memory = match &mut self.mirror.memory {
             Some(memory) => memory,
             none => {
                 let memory = MemoryRegion::register(self.pair.domain(), &self.mirror.words);
-                none.insert(memory.map_err(|error| device(&error))?)
+                none.insert(memory.map_err(broken)?)
             }
         };
-        let sink = memory.range(offset_bytes, len_bytes).map_err(|error| device(&error))?;
-        if self.batch.len() == self.batch.capacity() || self.sends_left == 0 {
-            self.post()?;
+        memory.range(offset_bytes, len_bytes).map_err(broken)
+    }
+
+    /// Ends it. While its device may still store to the run that it was filling, the run goes to nobody else.
+    pub(super) fn end(mut self: Box<Self>, run: Option<AbandonedRun>) {
+        if let Some(run) = run.filter(|_| self.has_landing && self.fetching.is_some()) {
+            self.pair.keep_until_closed(run);
         }
-        let seq = self.queues.note_sent(self.number, Sent::Fetch);
-        self.batch.read(seq, sink, remote).map_err(|error| device(&error))?;
-        self.post()?;
-        Ok(true)
     }
 
     pub(super) fn staging(&self) -> &Words {
@@ -311,6 +381,11 @@ impl VerbsLink {
         self.looks_in_vain = 0;
         self.queues.wake_up(self.number);
     }
+}
+
+fn broken(error: impl std::fmt::Display) -> End {
+    warn!(%error, "cannot fetch a staged value");
+    Fault::Device.into()
 }
 
 impl AsFd for VerbsLink {

@@ -2,7 +2,8 @@
 //!
 //! A queue pair that is destroyed may take a shared receive with it. So it goes to the error state first, and stays until
 //! the device says that it has taken its last receive, or, from devices that do not say so, for a while: then whatever it
-//! had comes back as flushed.
+//! had comes back as flushed. Until it is destroyed, its device may store what it READs: the run of pages that it was filling
+//! stays with it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use kv_common::verbs::cm::CmConnection;
 use kv_common::verbs::{Error, QueuePair, Rc, ReadyToSend};
 
 use super::{Queues, Rdma};
+use crate::table::AbandonedRun;
 
 /// How long a queue pair in the error state has for giving back what it had.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(250);
@@ -22,6 +24,7 @@ pub(super) struct Closing {
     queues: Arc<Queues>,
     until: Instant,
     has_taken_last: bool,
+    kept: Option<AbandonedRun>,
 }
 
 impl Rdma {
@@ -31,6 +34,7 @@ impl Rdma {
         pair: QueuePair<Rc, ReadyToSend>,
         cm: Option<CmConnection>,
         queues: &Arc<Queues>,
+        kept: Option<AbandonedRun>,
     ) {
         let number = pair.number();
         match pair.into_error() {
@@ -38,7 +42,8 @@ impl Rdma {
                 queues.note_closing(number);
                 let until = Instant::now() + CLOSE_TIMEOUT;
                 let queues = Arc::clone(queues);
-                self.closing.lock().push(Closing { pair, cm, queues, until, has_taken_last: false });
+                let closing = Closing { pair, cm, queues, until, has_taken_last: false, kept };
+                self.closing.lock().push(closing);
                 self.waker.wake();
             }
             // It was destroyed.
@@ -55,11 +60,12 @@ impl Rdma {
     pub(crate) fn end_closing(&self) {
         let now = Instant::now();
         let due: Vec<Closing> = self.closing.lock().extract_if(.., |closing| closing.due() <= now).collect();
-        for Closing { pair, cm, queues, .. } in due {
+        for Closing { pair, cm, queues, kept, .. } in due {
             let number = pair.number();
             // Before, because destroying removes completions from some devices' queues; after, because not from others'.
             queues.collect();
             drop(pair);
+            drop(kept);
             drop(cm);
             queues.forget(number);
         }

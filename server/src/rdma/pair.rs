@@ -5,9 +5,13 @@ use std::sync::Arc;
 use kv_common::limits::RDMA_REPLIES_IN_FLIGHT_MAX;
 use kv_common::transport::verbs::exchange::Half;
 use kv_common::verbs::cm::CmConnection;
-use kv_common::verbs::{Capacity, PostError, ProtectionDomain, QueuePair, Rc, ReadyToSend, SendBatch};
+use kv_common::verbs::{
+    Capacity, MemoryRegion, PostError, ProtectionDomain, QueuePair, Rc, ReadyToSend, RemoteReadable,
+    SendBatch,
+};
 
 use super::{Queues, Rdma};
+use crate::table::AbandonedRun;
 
 /// A connected queue pair. Dropping it closes it in the way of `closing.rs`.
 pub(crate) struct ClientPair {
@@ -15,6 +19,8 @@ pub(crate) struct ClientPair {
     inner: Option<(QueuePair<Rc, ReadyToSend>, Option<CmConnection>)>,
     queues: Arc<Queues>,
     rdma: Arc<Rdma>,
+    /// Memory that its device may store to until it is destroyed.
+    kept: Option<AbandonedRun>,
 }
 
 /// A client whose queue pair is connected.
@@ -32,7 +38,7 @@ impl ClientPair {
         queues: Arc<Queues>,
         rdma: &Arc<Rdma>,
     ) -> ClientPair {
-        ClientPair { inner: Some((pair, cm)), queues, rdma: Arc::clone(rdma) }
+        ClientPair { inner: Some((pair, cm)), queues, rdma: Arc::clone(rdma), kept: None }
     }
 
     fn pair(&self) -> &QueuePair<Rc, ReadyToSend> {
@@ -51,6 +57,16 @@ impl ClientPair {
         &self.queues
     }
 
+    /// The region, where READs may end, but not on iWARP.
+    pub(crate) fn region(&self) -> &MemoryRegion<RemoteReadable> {
+        &self.rdma.region
+    }
+
+    /// Keeps the run until the device has let go of it.
+    pub(crate) fn keep_until_closed(&mut self, run: AbandonedRun) {
+        self.kept = Some(run);
+    }
+
     pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
         self.rdma.domain()
     }
@@ -64,7 +80,7 @@ impl ClientPair {
 impl Drop for ClientPair {
     fn drop(&mut self) {
         if let Some((pair, cm)) = self.inner.take() {
-            self.rdma.close(pair, cm, &self.queues);
+            self.rdma.close(pair, cm, &self.queues, self.kept.take());
         }
     }
 }

@@ -84,8 +84,10 @@ struct Pair {
 pub(crate) enum Sent {
     /// A reply, from this buffer if not inline.
     Reply(Option<u16>),
-    /// A READ of a staged value.
+    /// A READ of a staged value, or of the last piece of one.
     Fetch,
+    /// A READ of another piece.
+    Piece,
 }
 
 /// Why a client's RDMA connection is over.

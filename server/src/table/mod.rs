@@ -92,8 +92,10 @@ pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
 pub use space::{SpaceKeeper, Waiting};
 pub use upkeep::{Clock, Signal, Upkeep};
+pub use upload::AbandonedRun;
 pub use worker::Worker;
 
+pub(crate) use draft::Landing;
 pub(crate) use get::Value;
 pub(crate) use modify::Change;
 pub(crate) use put::{Outcome, Written};

@@ -3,14 +3,17 @@
 //! Each session has at most one. Its run is the session's until it is published or given up: when another one is begun, a part
 //! or the end is refused, or the session ends.
 
+use std::sync::Arc;
+
+use kv_common::hash::PayloadHasher;
 use kv_common::layout::{Counter, Place, Span, is_large};
 use kv_common::region::Words;
-use kv_common::wire::{Condition, Malformed, Refusal, Value};
+use kv_common::wire::{Condition, Malformed, Op, Refusal, Request, Value};
 
-use super::Worker;
-use super::draft::Draft;
+use super::draft::{Draft, Landing};
 use super::put::{Outcome, Payload, block_bytes};
 use super::staged::value_pieces;
+use super::{Table, Worker};
 use crate::dispatch::Ack;
 
 /// A value that is coming.
@@ -30,6 +33,22 @@ enum Filled {
     Whole(Payload),
 }
 
+/// The run of an upload that was given up. Its pages are free once this is dropped: not before nobody stores to them any more.
+pub struct AbandonedRun {
+    table: Arc<Table>,
+    block: (Span, Place),
+}
+
+impl Drop for AbandonedRun {
+    fn drop(&mut self) {
+        let (table, (span, place)) = (&self.table, self.block);
+        if table.slab.give_back(span, place) {
+            table.space.note_empty_segment(table.slab.is_scarce());
+        }
+        table.slab.note_draft(-1);
+    }
+}
+
 impl Worker {
     /// Begins to put a value of `value_bytes` under `key`, to live for `ttl_ns` from its end on.
     pub(crate) fn begin_upload(
@@ -39,7 +58,7 @@ impl Worker {
         value_bytes: u64,
         ttl_ns: Option<u64>,
     ) -> Result<(), Refusal> {
-        self.abandon(session);
+        drop(self.abandon(session));
         self.table.check_value_bytes(value_bytes)?;
         let value_bytes = value_bytes as usize;
         if !is_large(block_bytes(key.len() + value_bytes, ttl_ns.is_some())) {
@@ -60,6 +79,16 @@ impl Worker {
         Ok(())
     }
 
+    /// Where the bytes of a part are to go, for a link whose device can store them there. Then they are stored, all of them,
+    /// before the part is served, or else the session ends.
+    pub(crate) fn landing(&mut self, session: u64, request: &Request<'_>) -> Option<Landing> {
+        let (Op::PutPart, Value::Staged { len_bytes, .. }) = (request.op, request.value) else { return None };
+        match &mut self.uploads.get_mut(&session).filter(|_| request.session == session)?.filled {
+            Filled::Coming(draft) => draft.begin_landing(&self.table.region, len_bytes as usize),
+            Filled::Whole(_) => None,
+        }
+    }
+
     /// Takes the next part. If it is refused, the upload is over.
     pub(crate) fn upload_part(
         &mut self,
@@ -71,7 +100,7 @@ impl Worker {
         let taken = self.take_part(&mut upload, part, staging);
         match taken {
             Ok(()) => drop(self.uploads.insert(session, upload)),
-            Err(_) => self.give_up(upload),
+            Err(_) => drop(self.give_up(upload)),
         }
         taken
     }
@@ -90,7 +119,15 @@ impl Worker {
             return Err(Refusal::UploadLength { announced_bytes: announced as u64, found_bytes });
         }
         let region = &self.table.region;
-        value_pieces(part, staging, &mut self.staged, |piece| draft.write(region, piece))
+        match part {
+            Value::Staged { hash, .. } if draft.has_landed(part_bytes) => {
+                let mut hasher = PayloadHasher::new();
+                draft.take_landed(region, part_bytes, &mut self.staged, |piece| hasher.update(piece));
+                let found = hasher.finish();
+                if found == hash { Ok(()) } else { Err(Refusal::StagedChanged { found }) }
+            }
+            _ => value_pieces(part, staging, &mut self.staged, |piece| draft.write(region, piece)),
+        }
     }
 
     /// Puts the value that has come, if the condition holds. If there is no room for its slot, this can be tried again, until
@@ -116,7 +153,7 @@ impl Worker {
             None
         };
         if let Some(refusal) = fault {
-            self.abandon(session);
+            drop(self.abandon(session));
             return Err(refusal);
         }
         let Upload { ttl_ns, block, filled, .. } = self.uploads.remove(&session).expect("just seen");
@@ -147,30 +184,25 @@ impl Worker {
     }
 
     /// Gives up what a session has begun and not ended.
-    pub(crate) fn abandon(&mut self, session: u64) {
-        if let Some(upload) = self.uploads.remove(&session) {
-            self.give_up(upload);
-        }
+    pub(crate) fn abandon(&mut self, session: u64) -> Option<AbandonedRun> {
+        let upload = self.uploads.remove(&session)?;
+        Some(self.give_up(upload))
     }
 
-    /// The same of all sessions.
+    /// The same of all sessions. None of them has a link any more.
     pub(super) fn abandon_all(&mut self) {
         for (_, upload) in std::mem::take(&mut self.uploads) {
-            self.give_up(upload);
+            drop(self.give_up(upload));
         }
     }
 
-    fn give_up(&self, upload: Upload) {
-        let (span, place) = upload.block;
-        if self.table.slab.give_back(span, place) {
-            self.table.space.note_empty_segment(self.table.slab.is_scarce());
-        }
-        self.table.slab.note_draft(-1);
+    fn give_up(&self, upload: Upload) -> AbandonedRun {
         self.counters.add(Counter::UploadsAbandoned, 1);
+        AbandonedRun { table: Arc::clone(&self.table), block: upload.block }
     }
 
     /// Tells that a session is over: what it has begun and not ended is given up.
-    pub fn end_session(&mut self, session: u64) {
-        self.abandon(session);
+    pub fn end_session(&mut self, session: u64) -> Option<AbandonedRun> {
+        self.abandon(session)
     }
 }
