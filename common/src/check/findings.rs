@@ -16,6 +16,10 @@ pub struct CheckReport {
     pub expiring_keys: u64,
     /// Bytes of their blocks, rounding included.
     pub block_bytes: u64,
+    /// Keys whose block lies in pages, and those pages.
+    pub large_keys: u64,
+    /// See `large_keys`.
+    pub used_pages: u64,
     /// Blocks that are neither in use nor free: on their way back through the epochs. Only the server knows them.
     pub waiting_blocks: u64,
     /// Overflow lines in use.

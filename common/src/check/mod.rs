@@ -319,7 +319,9 @@ impl<R: Region> Checker<'_, R> {
         }
     }
 
-    fn into_walk(self) -> Walk {
+    fn into_walk(mut self) -> Walk {
+        self.report.large_keys = self.runs.len() as u64;
+        self.report.used_pages = self.runs.iter().map(|run| run.pages).sum();
         Walk {
             report: self.report,
             findings: self.findings.list,
