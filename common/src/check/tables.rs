@@ -154,18 +154,22 @@ impl Tables {
             self.check_kind(segment, SegmentKind::Index, findings);
             is_named[segment as usize] = true;
             let (found, depth) = (headers[&segment], self.view.directory().len().ilog2());
+            if self.kind(segment) != SegmentKind::Index {
+                continue;
+            }
             if found.depth() > depth || !found.answers_for(KeyHash(entry)) {
                 let (line, expected) = (LineNumber::new(segment, 0), Header::home(depth, entry));
                 findings.note(CheckFinding::Header { line, expected, found });
             }
         }
-        for segment in segments {
-            if is_named[segment as usize] || self.is_being_filled(segment, &headers) {
-                self.index_segments.push(segment);
-            } else {
-                findings.note(CheckFinding::Unreachable { segment });
-            }
+        let is_led_to =
+            |&segment: &u64| is_named[segment as usize] || self.is_being_filled(segment, &headers);
+        let (found, lost): (Vec<u64>, Vec<u64>) =
+            segments.into_iter().filter(is_index).partition(is_led_to);
+        for segment in lost {
+            findings.note(CheckFinding::Unreachable { segment });
         }
+        self.index_segments = found;
         Ok(())
     }
 

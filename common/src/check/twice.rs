@@ -40,25 +40,21 @@ impl<R: Region> Checker<'_, R> {
         self.no_page_twice()
     }
 
-    /// Two slots of a key have the same hash.
+    /// Two slots of a key have the same hash. Those of one block are judged by themselves.
     fn no_key_twice(&mut self) -> Result<(), R::Error> {
         self.entries.sort_unstable_by_key(|entry| (entry.hash.get(), entry.place(), entry.at()));
-        let is_copy = |pair: &[Entry]| {
-            pair[0].place() == pair[1].place() && pair[0].line().segment() != pair[1].line().segment()
-        };
+        let is_one_block = |pair: &[Entry]| pair[0].place() == pair[1].place();
         let same_hash = self.entries.chunk_by(|a, b| a.hash == b.hash);
-        let groups = same_hash.filter(|group| group.windows(2).any(|pair| !is_copy(pair)));
+        let groups = same_hash.filter(|group| !group.windows(2).all(is_one_block));
         let groups = groups.map(<[Entry]>::to_vec).collect();
-        let is_wrong = |group: &[Entry], _: &Headers| group.windows(2).any(|pair| !is_copy(pair));
+        let is_wrong = |group: &[Entry], _: &Headers| !group.windows(2).all(is_one_block);
         let (groups, _) = self.that_stay(groups, &is_wrong)?;
         for group in groups.into_iter().take(FINDINGS_MAX) {
-            let mut seen: BTreeMap<Vec<u64>, &Entry> = BTreeMap::new();
+            let mut seen: BTreeMap<Vec<u64>, Place> = BTreeMap::new();
             for entry in &group {
                 let key = self.key_at(entry.place())?;
-                if let Some(first) = seen.insert(key, entry)
-                    && !is_copy(&[first.clone(), entry.clone()])
-                {
-                    let (first, second) = (first.place(), entry.place());
+                if let Some(first) = seen.insert(key, entry.place()).filter(|first| *first != entry.place()) {
+                    let second = entry.place();
                     self.findings.note(CheckFinding::KeyTwice { first, second });
                 }
             }
