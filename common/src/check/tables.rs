@@ -164,8 +164,7 @@ impl Tables {
         }
         let is_led_to =
             |&segment: &u64| is_named[segment as usize] || self.is_being_filled(segment, &headers);
-        let (found, lost): (Vec<u64>, Vec<u64>) =
-            segments.into_iter().filter(is_index).partition(is_led_to);
+        let (found, lost): (Vec<u64>, Vec<u64>) = segments.into_iter().filter(is_index).partition(is_led_to);
         for segment in lost {
             findings.note(CheckFinding::Unreachable { segment });
         }

@@ -1,15 +1,13 @@
 //! A server that is stopped is checked, whatever it was in the middle of.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use kv_client::Client;
 
 use crate::live::bypass::{KEYS, load};
-use crate::live::server::{Site, Transport};
-use crate::live::{PATIENCE, Random, programs, value_of};
+use crate::live::server::Site;
+use crate::live::{PATIENCE, Random, value_of};
 
 /// Writes with every kind of store, until it is over or the server does not answer any more.
 fn write(client: &mut Client, seed: u64, is_over: &AtomicBool) {
@@ -29,9 +27,9 @@ fn write(client: &mut Client, seed: u64, is_over: &AtomicBool) {
     }
 }
 
-/// By loads and by the adapter: both need nothing of the server's processor.
-pub(crate) fn a_server_that_is_stopped_is_checked(transport: Transport) {
-    let site = Site::over(transport);
+#[test]
+fn a_server_that_is_stopped_is_checked() {
+    let site = Site::new();
     let server = site.serve();
     load(&site);
     let mut client = site.connect(PATIENCE);
@@ -64,36 +62,4 @@ pub(crate) fn a_server_that_is_stopped_is_checked(transport: Transport) {
         }
         is_over.store(true, Ordering::Release);
     });
-}
-
-#[test]
-fn over_shm() {
-    a_server_that_is_stopped_is_checked(Transport::Shm);
-}
-
-/// A command cannot connect to a server that is stopped; a shell that is connected can check it.
-#[test]
-fn a_shell_checks_a_server_that_is_stopped() {
-    let site = Site::new();
-    let server = site.serve();
-    load(&site);
-    let mut shell = Command::new(programs::kv())
-        .args(["--url", &site.url(), "shell"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut to, mut from) =
-        (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()).lines());
-    writeln!(to, "ping").unwrap();
-    assert!(from.next().unwrap().unwrap().ends_with(" us"));
-    server.freeze();
-    writeln!(to, "check").unwrap();
-    let said: Vec<String> =
-        from.by_ref().map(Result::unwrap).take_while(|line| !line.starts_with("result")).collect();
-    let checked = said.iter().find(|line| line.starts_with("checked")).expect("it counts");
-    assert!(checked.contains(&format!(" {KEYS} keys")), "{checked}");
-    assert!(!said.iter().any(|line| line.contains("FINDING") || line.contains("not judged")), "{said:#?}");
-    writeln!(to, "quit").unwrap();
-    assert!(shell.wait().unwrap().success());
 }
