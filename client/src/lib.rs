@@ -30,6 +30,7 @@
 //! the child must connect anew: there every call returns [`Error::UsedAfterFork`].
 
 mod cache;
+mod check;
 mod clock;
 mod connect;
 mod driver;
@@ -50,8 +51,10 @@ mod writes;
 use std::borrow::Cow;
 use std::time::Duration;
 
+pub use check::{Checked, RegionFileError, check_file};
 pub use driver::WarmUp;
 pub use error::Error;
+pub use kv_common::check::{CheckFinding, CheckReport, Description, Progress, SlotFault, Unjudged};
 pub use kv_common::hello::HelloRefusal;
 pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use kv_common::transport::Broken;
@@ -237,7 +240,7 @@ impl Client {
         key: &[u8],
         visit: impl FnOnce(Cow<'_, [u8]>, Version) -> R,
     ) -> Result<Option<R>, Error> {
-        self.check(key)?;
+        self.check_key(key)?;
         match self.driver.get_now(key, &mut InScratch)? {
             GetNow::Found { version, value } => {
                 Ok(Some(visit(Cow::Borrowed(self.driver.found_bytes(value)), version)))
@@ -299,7 +302,7 @@ impl Client {
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::TooManyInFlight`], [`Error::Broken`].
     pub fn submit_get(&mut self, key: &[u8]) -> Result<Ticket, Error> {
-        self.check(key)?;
+        self.check_key(key)?;
         self.live()?.submit_get(key)
     }
 
@@ -377,7 +380,7 @@ impl Client {
     }
 
     #[inline]
-    fn check(&self, key: &[u8]) -> Result<(), Error> {
+    fn check_key(&self, key: &[u8]) -> Result<(), Error> {
         self.check_fork()?;
         if key.is_empty() {
             return Err(Error::KeyEmpty);

@@ -53,7 +53,7 @@ impl Client {
                 let index = batch_index * FETCHED_AHEAD + i;
                 let key = key.as_ref();
                 let found = self
-                    .check(key)
+                    .check_key(key)
                     .and_then(|()| self.driver.get_at(key, hash, slot, place_epoch, &mut InScratch));
                 match found {
                     Ok(GetNow::Found { version, value }) => {
@@ -83,7 +83,7 @@ impl Client {
             keys.len(),
             |client, index| {
                 let key = keys[index].as_ref();
-                client.check(key).and_then(|()| client.driver.submit_get_of_many(key))
+                client.check_key(key).and_then(|()| client.driver.submit_get_of_many(key))
             },
             |index, ended| {
                 let value = ended.and_then(|outcome| match outcome {
@@ -153,7 +153,7 @@ impl Client {
         self.each_posted(
             count,
             |client, index| {
-                client.check(key(index))?;
+                client.check_key(key(index))?;
                 let write = write(client, index)?;
                 client.driver.submit_write(key(index), write)
             },

@@ -213,7 +213,7 @@ impl Client {
         buffer: &'b mut Registered,
     ) -> Result<Option<ValueRef<'b>>, Error> {
         buffer.found = None;
-        self.check(key)?;
+        self.check_key(key)?;
         let Some(memory) = buffer.memory.as_mut().filter(|_| self.driver.gets_are_loads()) else {
             return self.get_into_submitted(key, buffer, false);
         };
@@ -279,7 +279,7 @@ impl Client {
     /// [`NotSubmitted`], with the buffer and what [`Client::submit_get`] fails with, or [`Error::NotRegistered`].
     pub fn submit_get_into(&mut self, key: &[u8], mut buffer: Registered) -> Result<Ticket, NotSubmitted> {
         buffer.found = None;
-        let admitted = self.check(key).and_then(|()| {
+        let admitted = self.check_key(key).and_then(|()| {
             let driver = self.live()?;
             driver.admit()?;
             driver.register(&mut buffer)

@@ -165,7 +165,7 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn ttl(&mut self, key: &[u8]) -> Result<TimeToLive, Error> {
-        self.check(key)?;
+        self.check_key(key)?;
         let ticket = self.live()?.submit_ttl(key)?;
         let Outcome::Ttl(result) = self.driver.wait_for(ticket) else { unreachable!("it ends as asked") };
         result
@@ -245,7 +245,7 @@ impl Client {
         value: &[u8],
         write: impl FnOnce(Vec<u8>) -> Write,
     ) -> Result<Ticket, Error> {
-        self.check(key)?;
+        self.check_key(key)?;
         let driver = self.live()?;
         driver.check_value_bytes(value.len())?;
         driver.submit_write(key, write(value.to_vec()))

@@ -76,7 +76,7 @@ impl Assembly {
             return Err(NotAssembled::Judged(Verdict::NotLive));
         }
         let lengths = Lengths::decode(words[2]);
-        let run = Self::run_of(lengths, slot, view).ok_or_else(torn)?;
+        let run = run_of(lengths, slot, view).ok_or_else(torn)?;
         let found = block::key_of(words).ok_or_else(torn)?;
         if found != key && !mutant(Mutant::SkipKey) {
             return Err(NotAssembled::Judged(Verdict::OtherKey));
@@ -98,35 +98,9 @@ impl Assembly {
         Ok(assembly)
     }
 
-    /// The pages of a block with these lengths, if the slot, the region and the server's limit allow for it.
-    fn run_of(lengths: Lengths, slot: Slot, view: &TableView) -> Option<Run> {
-        let block_bytes = lengths.block_bytes();
-        if lengths.flags & !EXPIRES != 0
-            || lengths.value_bytes as usize > view.value_max_bytes
-            || !is_large(block_bytes)
-        {
-            return None;
-        }
-        let run = Run::at(slot.place(), pages_of(block_bytes))?;
-        (run.span() == slot.span() && run.page_word(run.pages) <= view.region_words).then_some(run)
-    }
-
     /// The piece that starts with this page; `None` behind the last one.
     pub fn piece(&self, first_page: u64) -> Option<Piece> {
-        if first_page >= self.run.pages {
-            return None;
-        }
-        let end_page = self.run.pages.min(first_page + PAGES_PER_READ);
-        let at_word = self.run.page_word(first_page);
-        let unused_words = if end_page == self.run.pages { self.unused_words() } else { 0 };
-        let len_words = (end_page - first_page) as usize * PAGE_WORDS - unused_words;
-        Some(Piece { first_page, at_word, len_words })
-    }
-
-    /// Words of the last page behind the block.
-    fn unused_words(&self) -> usize {
-        let payload_words = (self.lengths.block_bytes() - PAGE_HEAD_WORDS * 8).div_ceil(8);
-        self.run.pages as usize * (PAGE_WORDS - PAGE_HEAD_WORDS) - payload_words
+        piece_of(self.run, self.lengths, first_page)
     }
 
     /// Pages that were fed.
@@ -143,9 +117,7 @@ impl Assembly {
     pub fn feed(&mut self, words: &[u64]) {
         for page in words.chunks(PAGE_WORDS) {
             let start = self.next_page as usize * PAGE_PAYLOAD_BYTES;
-            let payload_bytes = self.lengths.block_bytes() - PAGE_HEAD_WORDS * 8;
-            let payload = &bytes_of(page)[PAGE_HEAD_WORDS * 8..];
-            let payload = &payload[..payload.len().min(payload_bytes - start)];
+            let payload = payload_of(page, self.next_page, self.lengths);
             self.hasher.update(payload);
             let Range { start: from, end: to } = self.value_range();
             let within = |at: usize| at.saturating_sub(start).min(payload.len());
@@ -175,6 +147,40 @@ impl Assembly {
     pub fn place(&self) -> Place {
         self.run.place()
     }
+}
+
+/// The pages of a block with these lengths, if the slot, the region and the server's limit allow for it.
+pub(crate) fn run_of(lengths: Lengths, slot: Slot, view: &TableView) -> Option<Run> {
+    let block_bytes = lengths.block_bytes();
+    if lengths.flags & !EXPIRES != 0
+        || lengths.value_bytes as usize > view.value_max_bytes
+        || !is_large(block_bytes)
+    {
+        return None;
+    }
+    let run = Run::at(slot.place(), pages_of(block_bytes))?;
+    (run.span() == slot.span() && run.page_word(run.pages) <= view.region_words).then_some(run)
+}
+
+/// The piece of a block that starts with this page; `None` behind the last one.
+pub(crate) fn piece_of(run: Run, lengths: Lengths, first_page: u64) -> Option<Piece> {
+    if first_page >= run.pages {
+        return None;
+    }
+    let end_page = run.pages.min(first_page + PAGES_PER_READ);
+    // Words of the last page behind the block.
+    let payload_words = (lengths.block_bytes() - PAGE_HEAD_WORDS * 8).div_ceil(8);
+    let unused_words = run.pages as usize * (PAGE_WORDS - PAGE_HEAD_WORDS) - payload_words;
+    let unused_words = if end_page == run.pages { unused_words } else { 0 };
+    let len_words = (end_page - first_page) as usize * PAGE_WORDS - unused_words;
+    Some(Piece { first_page, at_word: run.page_word(first_page), len_words })
+}
+
+/// The payload in the block's page with this number.
+pub(crate) fn payload_of(page: &[u64], number: u64, lengths: Lengths) -> &[u8] {
+    let payload_bytes = lengths.block_bytes() - PAGE_HEAD_WORDS * 8;
+    let payload = &bytes_of(page)[PAGE_HEAD_WORDS * 8..];
+    &payload[..payload.len().min(payload_bytes - number as usize * PAGE_PAYLOAD_BYTES)]
 }
 
 impl fmt::Debug for Assembly {

@@ -7,6 +7,8 @@ pub mod adversary;
 #[cfg(not(loom))]
 pub mod block;
 #[cfg(not(loom))]
+pub mod check;
+#[cfg(not(loom))]
 pub mod counter;
 #[cfg(not(loom))]
 pub mod endpoint;

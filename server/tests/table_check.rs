@@ -4,14 +4,16 @@ mod table_support;
 
 use std::sync::Arc;
 
+use kv_common::block;
+use kv_common::check::walk;
 use kv_common::layout::{
     COUNTER_NAMES, Counter, HOME_LINES, Header, LINE_SLOTS, LineNumber, NOT_LIVE, SEGMENT_WORDS, Slot, Span,
     superblock,
 };
 use kv_common::wire::IndexHint;
-use kv_server::table::{CheckFinding, SlotFault, Table, walk};
+use kv_server::table::{CheckFinding, SlotFault, Table};
 use proptest::prelude::*;
-use table_support::{Client, keys_of_one_home, table};
+use table_support::{Client, config, keys_of_one_home, table};
 
 /// A table with keys of one home: the window, one full overflow line and one with a single key. Returns where the keys
 /// are, in the order of their insertion.
@@ -60,8 +62,6 @@ fn damaged_slots_are_found() {
     expect(&table, word, 0, |finding| matches!(finding, CheckFinding::Sum { what, .. } if what == "keys"));
     let twice = |finding: &CheckFinding| *finding == CheckFinding::BlockTwice { place };
     expect(&table, word_of(&hints[4]), slot.0, twice);
-    let key_twice = |finding: &CheckFinding| matches!(finding, CheckFinding::KeyTwice { .. });
-    expect(&table, word_of(&hints[4]), slot.0, key_twice);
     let elsewhere = LineNumber(hints[3].line.0 ^ 0x1000);
     expect(
         &table,
@@ -69,6 +69,24 @@ fn damaged_slots_are_found() {
         slot.0,
         |finding| matches!(finding, CheckFinding::Slot { line, fault: SlotFault::Home { .. }, .. } if *line == elsewhere),
     );
+}
+
+#[test]
+fn a_key_with_two_blocks_is_found() {
+    let (table, hints) = sound_table();
+    let region = table.region();
+    let (first, second) = (hints[3].slot, hints[4].slot.place());
+    // The key of the one, in the block of the other: whole, and what a server would write.
+    let mut words = [0; 8];
+    let words = &mut words[..first.span().words()];
+    region.copy_out(first.place().word(), words);
+    let key = block::key_of(words).unwrap().to_vec();
+    let used = block::encode(words, &key, b"value", 99, second, config(1, None).table_id);
+    region.copy_in(second.word(), &words[..used]);
+    region.store(word_of(&hints[4]), Slot::new(first.fingerprint(), first.span(), second).0);
+    region.store(superblock::VERSION_CEILING, 100.max(region.load(superblock::VERSION_CEILING)));
+    let findings = table.check().expect_err("the damage is found");
+    assert!(matches!(findings[..], [CheckFinding::KeyTwice { .. }]), "{findings:?}");
 }
 
 #[test]
@@ -175,8 +193,7 @@ proptest! {
             };
             region.store(word, region.load(word) ^ bits >> shift);
         }
-        if let Ok(walk) = walk::walk(region) {
-            prop_assert!(walk.slots.len() as u64 == walk.report.keys);
-        }
+        let walk = walk(region);
+        prop_assert!(walk.slots().count() as u64 == walk.report.keys);
     }
 }

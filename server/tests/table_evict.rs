@@ -6,10 +6,11 @@ mod table_support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kv_common::check;
 use kv_common::layout::{Counter, EVICTED_AGES, Place, SEGMENT_WORDS, superblock};
 use kv_common::region::Words;
 use kv_common::wire::{Op, Request, Status, Value};
-use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker};
 use table_support::world::{World, value};
 use table_support::{Look, SESSION, config, look};
 
@@ -22,7 +23,7 @@ fn world(segments: usize) -> World {
 
 fn is_there(world: &World, key: &[u8]) -> bool {
     let region = world.table.region();
-    matches!(look(region, &walk::view_of(region).unwrap(), key), Look::Found { .. })
+    matches!(look(region, &check::view_of(region).unwrap(), key), Look::Found { .. })
 }
 
 fn put(world: &mut World, key: &str, value_bytes: usize) {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kv_common::check;
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
     Counter, HOMES, LINE_SLOTS, LineNumber, SEGMENT_LINES, SEGMENT_WORDS, Slot, superblock,
@@ -14,7 +15,7 @@ use kv_common::limits::GRACE_NS;
 use kv_common::probe::TableView;
 use kv_common::region::Words;
 use kv_common::wire::{Refusal, Status};
-use kv_server::table::{CheckFinding, SlotFault, Table, TableConfig, Upkeep, walk};
+use kv_server::table::{CheckFinding, SlotFault, Table, TableConfig, Upkeep};
 use proptest::prelude::*;
 use table_support::{Client, Look, config, keys_of_one_home, look};
 
@@ -44,7 +45,7 @@ impl Grown {
     }
 
     fn view(&self) -> TableView {
-        walk::view_of(self.table.region()).expect("a table")
+        check::view_of(self.table.region()).expect("a table")
     }
 
     /// The segment that readers are led to, which is to be split.

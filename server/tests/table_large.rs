@@ -34,7 +34,7 @@ fn counter(table: &Table, name: &str) -> u64 {
 #[test]
 fn values_of_any_size_are_stored_read_and_given_back() {
     let table = table(24, 1, None);
-    let view = kv_server::table::walk::view_of(table.region()).unwrap();
+    let view = kv_common::check::view_of(table.region()).unwrap();
     let mut client = Client::new(&table, 0);
     for bytes in [327_653, 327_654, 400_000, LARGE_BYTES, (2 << 20) + 7, VALUE_MAX_BYTES] {
         for condition in [Condition::Always, Condition::Present] {
@@ -220,7 +220,7 @@ fn ttl_of(client: &mut Client, key: &[u8]) -> Option<u64> {
 #[test]
 fn large_values_end_wherever_the_end_lies_in_their_pages() {
     let table = table(24, 1, None);
-    let view = kv_server::table::walk::view_of(table.region()).unwrap();
+    let view = kv_common::check::view_of(table.region()).unwrap();
     let mut client = Client::new(&table, 0);
     // The end begins up to 8 bytes before the end of a page's payload, at any byte of a word; and that of a block that its end
     // makes a large one.

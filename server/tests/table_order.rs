@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use kv_common::adversary::{Mutant, set_mutant, set_store_hook};
 use kv_common::block::{self, Verdict};
+use kv_common::check;
 use kv_common::layout::{LINE_SLOTS, LINE_WORDS, Slot, WINDOW_WORDS};
 use kv_common::probe::{LineState, Matches, TableView, judge_overflow, judge_window};
 use kv_common::region::{ReadWords, bytes_of};
 use kv_common::wire::{Op, Request, Status, Value};
-use kv_server::table::{Table, Worker, walk};
+use kv_server::table::{Table, Worker};
 use table_support::{Client, Look, SESSION, keys_of_one_home, live, look, pass, sweep, table};
 
 /// The value of the key, or `None` while it is absent.
@@ -79,7 +80,7 @@ fn violations_of(mutant: Option<Mutant>) -> Vec<String> {
         let readers = Rc::new(RefCell::new(Readers {
             table: Arc::clone(&table),
             region: table.region().read_only().clone(),
-            view: walk::view_of(table.region()).unwrap(),
+            view: check::view_of(table.region()).unwrap(),
             key: key.clone(),
             slots: Vec::new(),
             old: None,
@@ -233,7 +234,7 @@ fn misses_a_key_behind_a_line_that_was_emptied(mutant: Option<Mutant>) -> bool {
     for key in &keys[..=LINE_SLOTS * 3] {
         assert_eq!(client.put(key, b"").status, Status::Done);
     }
-    let view = walk::view_of(table.region()).unwrap();
+    let view = check::view_of(table.region()).unwrap();
     let (hash, home) = (view.hash(stays), view.home(view.hash(stays)));
     let mut matches = Matches::none();
     let mut window = [0; WINDOW_WORDS];

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
+use kv_common::check;
 use kv_common::hash::payload_hash;
 use kv_common::layout::{Counter, SEGMENT_WORDS, superblock};
 use kv_common::region::{ReadWords, Words};
 use kv_common::wire::Status;
-use kv_server::table::{Table, TableConfig, walk};
+use kv_server::table::{Table, TableConfig};
 use table_support::{Client, Look, config, keys_of_one_home, look};
 
 const WORKERS: usize = 3;
@@ -91,7 +92,7 @@ fn write(client: &mut Client, worker: u64, acknowledged: &Acknowledged) {
 
 /// Looks until `is_over`; returns how many looks found, missed, and have to be repeated.
 fn read(region: &ReadWords, acknowledged: &Acknowledged, is_over: &AtomicBool, seed: u64) -> [u64; 3] {
-    let view = walk::view_of(region).expect("a table");
+    let view = check::view_of(region).expect("a table");
     let mut looks = [0; 3];
     for n in seed.. {
         if is_over.load(Ordering::Relaxed) {

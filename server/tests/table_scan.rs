@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kv_common::check;
 use kv_common::layout::SEGMENT_WORDS;
 use kv_common::limits::GRACE_NS;
 use kv_common::region::Words;
 use kv_common::wire::{Condition, Op, Status, Value};
-use kv_server::table::{Table, Upkeep, walk};
+use kv_server::table::{Table, Upkeep};
 use proptest::prelude::*;
 use table_support::{Client, config};
 
@@ -63,7 +64,7 @@ impl World {
 
     /// Lets splits go on by so many homes; one of a segment that `key` is in begins if none is under way.
     fn split(&mut self, key: &[u8], homes: u64) {
-        let view = walk::view_of(self.table.region()).unwrap();
+        let view = check::view_of(self.table.region()).unwrap();
         self.table.want_split(view.home(view.hash(key)).segment());
         let mut left = homes;
         while left > 0 {

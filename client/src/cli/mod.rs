@@ -2,6 +2,7 @@
 //!
 //! Exit codes are a contract: 0 done, 1 not found or differs, 2 usage, 3 no connection, 4 refused by the server.
 
+mod check;
 #[cfg(feature = "verbs")]
 mod devices;
 mod doctor;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use kv_client::{Client, Error, Options, ServerStat};
+use kv_client::{Client, Error, Options, RegionFileError, ServerStat};
 use kv_common::endpoint::Endpoint;
 
 /// Reads and writes a one-sided key-value store.
@@ -91,9 +92,12 @@ enum Command {
     },
     /// Show rates, memory and index again and again, read from the server's memory: also while the server is stopped.
     Top(top::TopArguments),
+    /// Verify every invariant of a table: the server's, read from its memory, or one in a file. Exit code 1 if something is
+    /// wrong.
+    Check(check::CheckArguments),
     /// Time a round trip to the server.
     Ping,
-    /// Take commands from standard input over one connection: get, put, del, add, append, exists, ping.
+    /// Take commands from standard input over one connection: get, put, del, add, append, exists, check, ping.
     Shell,
     /// Store every file under DIR; the key is the path relative to DIR.
     Load(files::FilesArguments),
@@ -134,15 +138,27 @@ enum CliError {
     Client(#[from] Error),
     #[error("{what}: {error}")]
     Io { what: String, error: std::io::Error },
+    #[error(transparent)]
+    RegionFile(RegionFileError),
     #[cfg(feature = "verbs")]
     #[error("{0}")]
     Rdma(String),
+}
+
+impl From<RegionFileError> for CliError {
+    fn from(error: RegionFileError) -> CliError {
+        match error {
+            RegionFileError::Client(error) => CliError::Client(error),
+            error => CliError::RegionFile(error),
+        }
+    }
 }
 
 impl CliError {
     fn exit_code(&self) -> u8 {
         match self {
             CliError::Io { .. }
+            | CliError::RegionFile(_)
             | CliError::Client(
                 Error::KeyEmpty | Error::KeyTooLong { .. } | Error::ValueTooLarge { .. } | Error::Url { .. },
             ) => 2,
@@ -162,6 +178,7 @@ fn run(arguments: &Arguments) -> Result<End, CliError> {
         Command::Doctor(doctor_arguments) => {
             doctor::run(doctor_arguments, &url, Duration::from_millis(arguments.timeout_ms))
         }
+        Command::Check(check_arguments) if check_arguments.file.is_some() => check::run_file(check_arguments),
         _ => run_connected(arguments, &url),
     }
 }
@@ -198,6 +215,7 @@ fn run_connected(arguments: &Arguments, url: &str) -> Result<End, CliError> {
             let stat = client.server_stat()?;
             if *json { print_json(&client, &stat) } else { print_stat(&client, &stat) }
         }
+        Command::Check(check_arguments) => check::run(&mut client, check_arguments),
         Command::Ping => {
             let round_trip = client.ping()?;
             let connection = client.connection();

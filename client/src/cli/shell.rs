@@ -4,10 +4,10 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use kv_client::{Client, TimeToLive};
 
-use super::{CliError, End, duration, io};
+use super::{CliError, End, check, duration, io};
 
 const HELP: &str = "get KEY | put KEY VALUE (the rest of the line) | del KEY | add KEY NUMBER | append KEY VALUE | exists KEY | \
-                    touch KEY [TIME] | ttl KEY | ping | help | quit";
+                    touch KEY [TIME] | ttl KEY | check | ping | help | quit";
 
 pub(super) fn run(client: &mut Client) -> Result<End, CliError> {
     let (stdin, mut stdout) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -75,6 +75,7 @@ fn answer(client: &mut Client, line: &[u8]) -> Result<Option<Vec<u8>>, CliError>
                 b"no".to_vec()
             }
         }
+        b"check" => check::in_shell(client)?.into_bytes(),
         b"ping" => format!("{:.1} us", client.ping()?.as_nanos() as f64 / 1e3).into_bytes(),
         b"help" => HELP.into(),
         other => format!("error: no command {:?}; {HELP}", String::from_utf8_lossy(other)).into_bytes(),

@@ -2,14 +2,15 @@
 //!
 //! One struct owns everything. [`Driver::turn`] is the table of contents: take what came, send what waits, end what is
 //! late. `reads.rs` has the GET's side, `pages.rs` that of large blocks, `now.rs` GETs that need no operation, `requests.rs`
-//! messages, `staging.rs` the memory that they may name, `blocking.rs` READs of other use, `hits.rs` what a server that evicts
-//! is told.
+//! messages, `staging.rs` the memory that they may name, `blocking.rs` READs of other use, `region.rs` many of them, `hits.rs`
+//! what a server that evicts is told.
 
 mod blocking;
 mod hits;
 mod now;
 mod pages;
 mod reads;
+mod region;
 mod requests;
 mod staging;
 
@@ -36,6 +37,7 @@ pub use blocking::WarmUp;
 use hits::Hits;
 pub(crate) use now::{GetNow, InRoom, InScratch};
 use reads::Refresh;
+use region::RegionReads;
 use requests::InFlight;
 use staging::Staging;
 
@@ -80,6 +82,7 @@ pub(crate) struct Driver<T: Transport> {
     /// When it has to be looked at again, for those that wait for it.
     look_at_clock_ns: Option<u64>,
     blocking: Blocking,
+    region_reads: RegionReads,
     /// Hits that the server is to hear of.
     hits: Hits,
 }
@@ -121,6 +124,7 @@ impl<T: Transport> Driver<T> {
             clock: ServerClock::default(),
             look_at_clock_ns: None,
             blocking: Blocking::Idle,
+            region_reads: RegionReads::default(),
             hits: Hits::new(false, 0),
         };
         driver.gets_are_loads = driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
@@ -242,6 +246,7 @@ impl<T: Transport> Driver<T> {
         self.staging = Staging::default();
         self.reads_queued.clear();
         self.refresh = None;
+        self.region_reads.forget();
     }
 
     fn end_late(&mut self) {

@@ -13,6 +13,7 @@ use kv_common::transport::{Broken, ReadBuffer, ReadNow, Transport};
 
 use super::Driver;
 use super::blocking::Blocking;
+use super::region::REGION_TOKEN;
 use crate::GetMode;
 use crate::clock::Judgement;
 use crate::error::Error;
@@ -336,6 +337,9 @@ impl<T: Transport> Driver<T> {
                 return self.blocking = Blocking::Done(result.map(|()| buffer.into_words()));
             }
             _ => self.reads_in_flight -= 1,
+        }
+        if token & REGION_TOKEN != 0 {
+            return self.on_region_read(token, buffer.into_words(), result);
         }
         let (key, piece) = (token as u16 as usize, token >> 16 & 0xffff);
         let is_wanted = self.ops.contains(key) && self.token(key) | piece << 16 == token;

@@ -2,20 +2,19 @@
 
 use std::collections::HashMap;
 
+use kv_common::check::{CheckFinding, CheckReport, Walk, walk};
 use kv_common::layout::{
     HOME_LINES, LineNumber, NOT_LIVE, Place, SEGMENT_LINES, SegmentEntry, SegmentKind, superblock,
 };
 
 use super::Table;
-use super::findings::{CheckFinding, CheckReport};
 use super::slab::{ClassReport, blocks_per_segment};
-use super::walk::{Walk, walk};
 
 impl Table {
     /// Verifies every invariant of the table. No write may be under way; blocks on their way back through the epochs
     /// are counted, not waited for.
     pub fn check(&self) -> Result<CheckReport, Vec<CheckFinding>> {
-        let mut walk = walk(&self.region).map_err(|error| vec![CheckFinding::from(error)])?;
+        let mut walk = walk(&self.region);
         if walk.findings.is_empty() {
             self.check_blocks(&mut walk);
             self.check_pages(&mut walk);
@@ -29,7 +28,7 @@ impl Table {
     /// Blocks in use, free, waiting and uncut make up the segments of their class, to the block.
     fn check_blocks(&self, walk: &mut Walk) {
         let mut used: HashMap<u8, Vec<Place>> = HashMap::new();
-        for slot in walk.slots.iter().filter(|slot| !slot.span().is_large()) {
+        for slot in walk.slots().filter(|slot| !slot.span().is_large()) {
             used.entry(slot.span().0).or_default().push(slot.place());
         }
         let mut waiting = 0;

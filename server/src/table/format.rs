@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use kv_common::check;
 use kv_common::layout::{
     DIRECTORY_DEPTH_MAX, Header, LAYOUT_VERSION, MAGIC, SEGMENT_BYTES, SEGMENT_GRANULES, SEGMENT_WORDS,
     SegmentEntry, SegmentKind, superblock, superblock_segments,
@@ -12,6 +13,7 @@ use kv_common::limits::{
 };
 use kv_common::region::Words;
 
+use super::Table;
 use super::counters::Counters;
 use super::expiry::Expiry;
 use super::growth::Growth;
@@ -22,7 +24,6 @@ use super::split::write_lines;
 use super::stripes::Stripes;
 use super::upkeep::{Clock, monotonic_clock};
 use super::versions::{FIRST_VERSION_MAX, Versions};
-use super::{Table, walk};
 
 /// Without a number of keys the index starts with so many segments, ...
 const FIRST_SEGMENTS: u64 = 4;
@@ -154,7 +155,7 @@ impl Table {
         Ok(Arc::new(Table {
             clock,
             expiry: Expiry::new(config.clock_ns),
-            view: walk::view_of(&region).expect("the identity was just written"),
+            view: check::view_of(&region).expect("the identity was just written"),
             stripes: Stripes::new(),
             versions,
             slab: Arc::new(Slab::new(&region, plan.first_free()..plan.segments, &space, recency)),

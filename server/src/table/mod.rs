@@ -28,9 +28,7 @@
 //! | `stripes` | the writers' locks |
 //! | `versions` | versions under a ceiling |
 //! | `counters` | a worker's counter page |
-//! | `walk`, `runs` | verifies everything that the region's words say, with no knowledge of the server |
-//! | `check` | [`Table::check`]: the walk, compared with what the server keeps privately |
-//! | `findings` | what a check reports |
+//! | `check`, `runs` | [`Table::check`]: what the region's words say ([`kv_common::check`]), and what the server keeps privately |
 //!
 //! # Invariants
 //! Between two writes, and for the keys of every home whose stripes are free:
@@ -55,7 +53,6 @@ mod delete;
 mod draft;
 mod evict;
 mod expiry;
-mod findings;
 mod format;
 mod get;
 mod growth;
@@ -78,7 +75,6 @@ mod stripes;
 mod upkeep;
 mod upload;
 mod versions;
-pub mod walk;
 mod worker;
 
 use std::sync::Arc;
@@ -88,8 +84,8 @@ use kv_common::layout::superblock;
 use kv_common::probe::TableView;
 use kv_common::region::Words;
 
-pub use findings::{CheckFinding, CheckReport, SlotFault};
 pub use format::{TableConfig, TableError};
+pub use kv_common::check::{CheckFinding, CheckReport, SlotFault};
 pub use space::{SpaceKeeper, Waiting};
 pub use upkeep::{Clock, Signal, Upkeep};
 pub use upload::AbandonedRun;

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kv_common::check;
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, SEGMENT_BYTES, SEGMENT_WORDS, Slot, superblock};
 use kv_common::region::Words;
 use kv_common::wire::{Op, Refusal, Reply, Request, Status, Value};
-use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker};
 
 use super::{Look, SESSION, config, look};
 
@@ -125,7 +126,7 @@ impl World {
 
     /// Bytes of live data, headers included, as a share of all segments that hold neither superblock nor index.
     pub(crate) fn live_share(&self) -> f64 {
-        let walk = walk::walk(self.table.region()).unwrap();
+        let walk = check::walk(self.table.region());
         let live = walk.report.data_bytes + walk.report.keys * BLOCK_HEADER_BYTES as u64;
         let segments = walk.report.block_segments + walk.report.free_segments;
         live as f64 / (segments * SEGMENT_BYTES) as f64
@@ -140,7 +141,7 @@ impl World {
     pub(crate) fn check(&mut self) {
         let (mut unclear, mut evicted) = (Vec::new(), Vec::new());
         self.finish_splits();
-        let view = walk::view_of(self.table.region()).unwrap();
+        let view = check::view_of(self.table.region()).unwrap();
         for (key, value) in &self.model {
             match look(self.table.region(), &view, key) {
                 Look::Found { value: found, .. } => assert_eq!(found, *value),

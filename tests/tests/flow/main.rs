@@ -12,6 +12,7 @@ mod scenarios;
 mod basics;
 mod batches;
 mod cache;
+mod check;
 mod conditions;
 mod expiry;
 mod full;

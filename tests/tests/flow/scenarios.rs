@@ -22,6 +22,7 @@ macro_rules! scenarios {
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
+            check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
             scan: scans_see_all_keys_and_clears_leave_none;
         }
     };

@@ -38,6 +38,7 @@ macro_rules! over_quiet_transports {
 }
 
 mod bench;
+mod check;
 mod crowd;
 mod drained;
 mod expiry;

@@ -17,7 +17,6 @@ use kv_common::limits::GRACE_NS;
 use kv_common::probe::{Matches, TableView, judge_window};
 use kv_common::region::{Words, bytes_of};
 use kv_common::transport::sim::{Fabric, Flavour, Rng, Weather};
-use kv_server::table::walk;
 
 use crate::server::{Grown, Memory, Server, ServerPlan};
 use crate::stage::perform;
@@ -157,7 +156,7 @@ impl Scene {
     }
 
     fn view(&self) -> TableView {
-        walk::view_of(&self.region).expect("the server is up")
+        kv_common::check::view_of(&self.region).expect("the server is up")
     }
 
     /// Where the block of a present key is, as any client can see.

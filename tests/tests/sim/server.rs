@@ -14,7 +14,7 @@ use kv_common::limits::VALUE_MAX_DEFAULT_BYTES;
 use kv_common::region::{WORD_BYTES, Words};
 use kv_common::transport::sim::{Fabric, Received, Rng};
 use kv_common::wire::{Op, Reply, Request};
-use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker, walk};
+use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker};
 
 use crate::tasks::{Task, pause};
 
@@ -300,7 +300,7 @@ struct Grower {
 impl Grower {
     fn turn(&self, rng: &mut Rng, on_write: &dyn Fn(&[u8])) {
         if rng.one_in(self.plan.split_one_in) && self.table.free_segments() > FREE_SEGMENTS_MIN {
-            let view = walk::view_of(self.table.region()).expect("the table is there");
+            let view = kv_common::check::view_of(self.table.region()).expect("the table is there");
             let keys = self.keys.borrow();
             let (key, hash) = &keys.all[rng.below(keys.all.len() as u64) as usize];
             if self.table.want_split(view.home(*hash).segment()) {

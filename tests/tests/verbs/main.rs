@@ -12,6 +12,8 @@ mod basics;
 mod batches;
 #[path = "../flow/cache.rs"]
 mod cache;
+#[path = "../flow/check.rs"]
+mod check;
 #[path = "../flow/conditions.rs"]
 mod conditions;
 #[path = "../flow/expiry.rs"]

@@ -38,6 +38,8 @@ fn ten_thousand_gets_go_on_while_the_server_is_stopped() {
         assert_eq!(found.count() as u64, KEYS);
     }
     assert_eq!(warm.stats().asked_server + cold.stats().asked_server, 0);
+    let checked = warm.check(|_| {}).unwrap();
+    assert!(checked.is_sound() && checked.report.keys == KEYS, "{checked:?}");
     // Writes end by their deadline, typed, and are done when the server goes on.
     let written = writer.put(b"written", b"while stopped");
     assert!(matches!(written, Err(Error::OutcomeUnknown { .. })), "{written:?}");
