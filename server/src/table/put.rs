@@ -280,7 +280,7 @@ impl Worker {
             self.retire(slot);
         }
         if let Some(segment) = left.full_segment {
-            self.table.help_if_late(segment);
+            self.table.help_if_late(segment, &self.counters);
         }
     }
 }
