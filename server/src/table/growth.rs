@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kv_common::adversary;
 use kv_common::hash::KeyHash;
-use kv_common::layout::{Counter, HOMES};
+use kv_common::layout::Counter;
 use parking_lot::Mutex;
 
 use super::Table;
@@ -26,11 +26,10 @@ const WAIT_FOR_ROOM_GRACES: u64 = 16;
 const WAIT_FOR_ROOM_NS: u64 = 1_000_000_000;
 /// Homes that such an insert helps with before it tries again.
 const HOMES_PER_WAIT: u64 = 512;
-/// Homes that an insert copies at most if the split of its segment is behind its schedule: some 30 microseconds. The
-/// schedule needs 14 per insert at most.
+/// Homes that an insert helps with at most if the split of its segment is behind its schedule: some 30 microseconds. The
+/// schedule needs 14 per insert at most. What comes behind the copies takes less time and is done by some 1000 inserts, if
+/// nobody else does it.
 const HOMES_PER_INSERT: u64 = 32;
-/// The same for the other steps, which take less time for each.
-const QUICK_HOMES_PER_INSERT: u64 = 128;
 /// The pause of an insert between two looks, if a split can do nothing but wait.
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -61,6 +60,31 @@ enum Progress {
     Ended,
 }
 
+impl Progress {
+    /// How long it can do nothing but wait.
+    fn wait_ns(&mut self, now_ns: u64) -> Option<u64> {
+        match self {
+            Progress::UnderWay(split) => split.wait_ns(now_ns),
+            Progress::Asked | Progress::Ended => None,
+        }
+    }
+
+    /// The larger, the sooner. What frees slots comes first, and what has begun before what has not: two that take turns end
+    /// as late as one behind the other, both. Of those that have not begun it is the one whose segment has most in use.
+    fn urgency(&self, used: impl FnOnce() -> u64) -> (u32, u64) {
+        match self {
+            Progress::UnderWay(split) => match split.stage {
+                Stage::Clear { home } | Stage::Unmark { home } => (3, home),
+                Stage::Deepen { home } => (2, home),
+                Stage::Move { home } => (1, home),
+                Stage::Wait { .. } | Stage::Settle { .. } | Stage::Done => (0, 0),
+            },
+            Progress::Asked => (0, used()),
+            Progress::Ended => (0, 0),
+        }
+    }
+}
+
 struct Tools {
     counters: Counters,
     /// Private memory for a key.
@@ -70,6 +94,8 @@ struct Tools {
 /// What can be done.
 enum Next {
     Job(Arc<Job>),
+    /// Others are at all there are.
+    Busy,
     WaitNs(u64),
     Nothing,
 }
@@ -130,34 +156,34 @@ impl Table {
                 });
                 Upkeep::Busy
             }
+            Next::Busy => Upkeep::Busy,
             Next::WaitNs(wait_ns) => Upkeep::WaitNs(wait_ns),
             Next::Nothing => Upkeep::Idle,
         }
     }
 
-    /// Of the splits that need not wait, the one whose segment is fullest.
+    /// Of the splits that need not wait the most urgent one, unless somebody is at it.
     fn next_job(&self) -> Next {
         let jobs = self.growth.jobs.lock();
         let now_ns = self.monotonic_ns();
-        let (mut fullest, mut wait_ns) = (None, None);
+        let (mut first, mut wait_ns) = (None, None);
         for job in jobs.iter() {
-            let left_ns = match job.progress.try_lock().as_deref_mut() {
-                Some(Progress::UnderWay(split)) => split.wait_ns(now_ns),
-                _ => None,
-            };
-            match left_ns {
+            let Some(mut progress) = job.progress.try_lock() else { continue };
+            match progress.wait_ns(now_ns) {
                 Some(left_ns) => wait_ns = Some(wait_ns.map_or(left_ns, |other: u64| other.min(left_ns))),
                 None => {
-                    let used = self.index.used(job.source);
-                    if fullest.is_none_or(|(most, _)| used > most) {
-                        fullest = Some((used, job));
+                    let urgency = progress.urgency(|| self.index.used(job.source));
+                    if first.is_none_or(|(most, _)| urgency > most) {
+                        first = Some((urgency, job));
                     }
                 }
             }
         }
-        match (fullest, wait_ns) {
+        match (first, wait_ns) {
             (Some((_, job)), _) => Next::Job(Arc::clone(job)),
             (None, Some(wait_ns)) => Next::WaitNs(wait_ns),
+            // Whoever is at one now ends neither all of it nor the wish for it.
+            (None, None) if !jobs.is_empty() => Next::Busy,
             (None, None) => Next::Nothing,
         }
     }
@@ -203,15 +229,16 @@ impl Table {
         })
     }
 
-    /// After an insert into a segment that is to be split, without its stripes: helps if the split is behind its schedule.
+    /// After an insert into a segment that is to be split or is being split, without its stripes: helps if the split is behind
+    /// its schedule, or frees slots.
     pub(super) fn help_if_late(&self, segment: u64, counters: &Counters) {
         let due = self.index.homes_due(segment);
-        if due == 0 {
+        if due == 0 && !self.index.is_source(segment) {
             return;
         }
         self.help_to_grow(segment, counters, |stage| match stage {
             Stage::Move { home } => due.saturating_sub(home).min(HOMES_PER_INSERT),
-            Stage::Deepen { .. } | Stage::Clear { .. } if due == HOMES => QUICK_HOMES_PER_INSERT,
+            Stage::Deepen { .. } | Stage::Clear { .. } => HOMES_PER_INSERT,
             // The segment has room again, or can only wait.
             _ => 0,
         });

@@ -200,6 +200,11 @@ impl Index {
         }
     }
 
+    /// True if the keys of this segment are being copied, or cleared.
+    pub(super) fn is_source(&self, segment: u64) -> bool {
+        matches!(self.state(segment).role, Role::Source { .. })
+    }
+
     /// The line of the other segment whose slots must be empty, too, for a new key to go into the same ones of `line`.
     ///
     /// While a segment is being split, one line of it and one of the other are shared by a home whose keys were copied and
