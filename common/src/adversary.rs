@@ -63,6 +63,10 @@ pub enum Mutant {
     SkipMarking,
     /// A split clears the slots that it has copied without waiting for GRACE.
     ClearWithoutGrace,
+    /// A split moves keys out of overflow lines of homes that are not marked.
+    TidyUnmarked,
+    /// A split takes the mark of a home that it has tidied away without waiting for GRACE.
+    UnmarkWithoutGrace,
     /// A split lets the directory lead to a segment that has not got its keys.
     PublishBeforeCopy,
     /// A split copies keys by the line that they are in, not by their home.
@@ -91,7 +95,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 34] = [
+    pub const ALL: [Mutant; 36] = [
         Mutant::SkipCheck,
         Mutant::CheckWithoutPayload,
         Mutant::CheckWithoutVersion,
@@ -114,6 +118,8 @@ impl Mutant {
         Mutant::BelieveSlowMiss,
         Mutant::SkipMarking,
         Mutant::ClearWithoutGrace,
+        Mutant::TidyUnmarked,
+        Mutant::UnmarkWithoutGrace,
         Mutant::PublishBeforeCopy,
         Mutant::SplitLineByLine,
         Mutant::ForgetTwin,

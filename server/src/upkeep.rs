@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::shared::Shared;
 use crate::table::{Signal, SpaceKeeper, Table, Upkeep};
 
-/// Homes after which the one that splits lets others have the processor, if they want it: some 100 microseconds.
-const HOMES_PER_TURN: u64 = 128;
+/// Homes after which the one that splits lets others have the processor, if they want it: some 50 microseconds.
+const HOMES_PER_TURN: u64 = 64;
 
 /// Splits index segments that want to be split.
 pub(crate) fn split(shared: &Shared, table: &Table) {

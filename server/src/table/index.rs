@@ -25,6 +25,7 @@ const SPLIT_MIN: u64 = SEGMENT_SLOTS * 58 / 100;
 const SPLIT_MAX: u64 = SEGMENT_SLOTS * 74 / 100;
 /// Slots in use at which overflow lines run out, if hashing has its way.
 const FULL: u64 = SEGMENT_SLOTS * 76 / 100;
+const _: () = assert!(SPLIT_MAX < FULL);
 /// Keys that may come while a split takes place, into all segments together: what two million inserts per second bring
 /// within 60 ms. The fewer segments there are, the more of them fall to the one that is being split, so it begins earlier.
 const KEYS_AHEAD: u64 = 1 << 17;
@@ -199,6 +200,11 @@ impl Index {
         }
     }
 
+    /// True if the keys of this segment are being copied, or cleared.
+    pub(super) fn is_source(&self, segment: u64) -> bool {
+        matches!(self.state(segment).role, Role::Source { .. })
+    }
+
     /// The line of the other segment whose slots must be empty, too, for a new key to go into the same ones of `line`.
     ///
     /// While a segment is being split, one line of it and one of the other are shared by a home whose keys were copied and
@@ -285,11 +291,13 @@ impl Index {
         own.min(self.early.load(Ordering::Relaxed))
     }
 
-    /// True if a segment waits for its split, or for the end of it, and half of the slots that were left for the keys that
-    /// come meanwhile are in use.
-    pub(super) fn is_late(&self, segment: u64) -> bool {
+    /// Homes that a split of this segment must have copied by now. The schedule goes from the first eighth of the slots that
+    /// were left when it was asked for to the fifth; what comes then, GRACE above all, has the others.
+    pub(super) fn homes_due(&self, segment: u64) -> u64 {
         let threshold = self.threshold(segment);
-        self.used(segment) >= threshold + FULL.saturating_sub(threshold) / 2 && self.is_wanted(segment)
+        let left = FULL - threshold;
+        let late = self.used(segment).saturating_sub(threshold + left / 8);
+        (HOMES * late / (left / 2)).min(HOMES)
     }
 
     /// Notes that a segment is to be split. False if that was noted before, or it can not be split now or ever.

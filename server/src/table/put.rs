@@ -71,8 +71,8 @@ pub(super) struct Left {
     pub(super) draft: Option<(Span, Place)>,
     /// Published once: free when no worker looks at it any more.
     pub(super) retired: Option<Slot>,
-    /// The index segment of a new key, if it is full enough to be split.
-    full_segment: Option<u64>,
+    /// The index segment of a new key, if it is to be split or is being split.
+    growing_segment: Option<u64>,
 }
 
 impl Worker {
@@ -208,8 +208,11 @@ impl Worker {
         let at = At { slot: Slot::new(hash.fingerprint(), payload.span, place), ..at };
         let written = self.table.written(at);
         ack.before_stores(&written);
-        if self.publish_insert(at, room, home, payload, written.version) {
-            left.full_segment = Some(at.line.segment());
+        let segment = at.line.segment();
+        if self.publish_insert(at, room, home, payload, written.version)
+            || self.table.index.is_source(segment)
+        {
+            left.growing_segment = Some(segment);
         }
         self.table.note_new(at.slot);
         self.counters.add(Counter::Inserts, 1);
@@ -300,8 +303,8 @@ impl Worker {
         if let Some(slot) = left.retired {
             self.retire(slot);
         }
-        if let Some(segment) = left.full_segment {
-            self.table.help_if_late(segment);
+        if let Some(segment) = left.growing_segment {
+            self.table.help_if_late(segment, &self.counters);
         }
     }
 }

@@ -7,9 +7,12 @@
 //! 2. Home by home, under the stripes, keys are copied. From then on they are written in the target; a write that changes
 //!    or clears a slot there does the same to the copy of it, so that the source leads to the same blocks.
 //! 3. The directory leads to the target only when all of its keys are there.
-//! 4. Only then do the source's headers stop answering for what it has given away. That takes the mark away, too.
+//! 4. Only then do the source's headers stop answering for what it has given away. That takes the mark away, too, except
+//!    from homes with overflow lines.
 //! 5. The slots that were copied are cleared no sooner than GRACE after the last mark: lookups that saw a header without
 //!    it and still count have ended.
+//! 6. Homes that are still marked are *tidied* in the same step: keys move from overflow lines to slots that are free now.
+//!    Their mark goes away no sooner than GRACE after the last of these moves.
 //!
 //! The target needs no mark: nobody is led to it before it is complete.
 
@@ -34,6 +37,8 @@ pub(super) struct Split {
     target: u64,
     /// Hash bits that both have in common.
     depth: u32,
+    /// Homes that kept their mark, to be tidied.
+    marked_homes: u64,
     pub(super) stage: Stage,
 }
 
@@ -44,12 +49,32 @@ pub(super) enum Stage {
     Move { home: u64 },
     /// Letting the headers of this home answer for one more bit.
     Deepen { home: u64 },
-    /// Nothing until this moment of the table's clock.
+    /// Nothing until this moment of the table's clock, then `Clear`.
     Wait { until_ns: u64 },
-    /// Clearing slots of this home that were copied.
+    /// Clearing slots of this home that were copied, and tidying it.
     Clear { home: u64 },
+    /// Nothing until this moment of the table's clock, then `Unmark`.
+    Settle { until_ns: u64 },
+    /// Taking the mark of this home away, if it has kept one.
+    Unmark { home: u64 },
     /// Nothing any more.
     Done,
+}
+
+impl Split {
+    /// Ends a wait that is over by `now_ns`. Says how long one lasts that is not.
+    pub(super) fn wait_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let (until_ns, next) = match self.stage {
+            Stage::Wait { until_ns } => (until_ns, Stage::Clear { home: 0 }),
+            Stage::Settle { until_ns } => (until_ns, Stage::Unmark { home: 0 }),
+            _ => return None,
+        };
+        let left_ns = until_ns.checked_sub(now_ns).filter(|&left_ns| left_ns > 0);
+        if left_ns.is_none() {
+            self.stage = next;
+        }
+        left_ns
+    }
 }
 
 impl Table {
@@ -61,7 +86,8 @@ impl Table {
         write_lines(&self.region, target, Header::home(state.depth + 1, prefix));
         let role = Role::Target { source };
         self.index.add(target, State { depth: state.depth + 1, prefix, role });
-        let split = Split { source, target, depth: state.depth, stage: Stage::Move { home: 0 } };
+        let stage = Stage::Move { home: 0 };
+        let split = Split { source, target, depth: state.depth, marked_homes: 0, stage };
         self.set_moved_homes(&split, 0);
         counters.add(Counter::SplitsUnderWay, 1);
         if mutant(Mutant::PublishBeforeCopy) {
@@ -85,14 +111,18 @@ impl Table {
                     (home, Stage::Move { home: home + 1 })
                 }
                 Stage::Deepen { home } => {
-                    self.deepen_home(split, home);
+                    split.marked_homes += u64::from(self.deepen_home(split, home));
                     (home, Stage::Deepen { home: home + 1 })
                 }
                 Stage::Clear { home } => {
                     self.clear_home(split, home, counters);
                     (home, Stage::Clear { home: home + 1 })
                 }
-                Stage::Wait { .. } | Stage::Done => return,
+                Stage::Unmark { home } => {
+                    self.unmark_home(split, home);
+                    (home, Stage::Unmark { home: home + 1 })
+                }
+                Stage::Wait { .. } | Stage::Settle { .. } | Stage::Done => return,
             };
             split.stage = if home + 1 < HOMES { next } else { self.end_stage(split, counters) };
             if !goes_on(home) {
@@ -109,17 +139,25 @@ impl Table {
                 Stage::Deepen { home: 0 }
             }
             Stage::Deepen { .. } if mutant(Mutant::ClearWithoutGrace) => Stage::Clear { home: 0 },
-            Stage::Deepen { .. } => {
-                // What was stored is visible to all before the clock is looked at.
-                fence(Ordering::SeqCst);
-                Stage::Wait { until_ns: self.monotonic_ns() + self.growth.grace_ns() }
-            }
+            Stage::Deepen { .. } => Stage::Wait { until_ns: self.grace_from_now() },
             Stage::Clear { .. } => {
                 self.end_split(split, counters);
-                Stage::Done
+                match split.marked_homes {
+                    0 => self.end_tidying(),
+                    _ if mutant(Mutant::UnmarkWithoutGrace) => Stage::Unmark { home: 0 },
+                    _ => Stage::Settle { until_ns: self.grace_from_now() },
+                }
             }
-            Stage::Wait { .. } | Stage::Done => unreachable!("these have no homes"),
+            Stage::Unmark { .. } => self.end_tidying(),
+            Stage::Wait { .. } | Stage::Settle { .. } | Stage::Done => unreachable!("these have no homes"),
         }
+    }
+
+    /// When lookups that began before now, and still count, have ended.
+    fn grace_from_now(&self) -> u64 {
+        // What was stored is visible to all before the clock is looked at.
+        fence(Ordering::SeqCst);
+        self.monotonic_ns() + self.growth.grace_ns()
     }
 
     /// Marks the lines of a home and copies its keys that belong to the target, to the same slots of the same lines. Those
@@ -193,6 +231,7 @@ impl Table {
 
     /// Lets the directory lead to the target.
     fn publish_target(&self, split: &Split) {
+        let _held = self.growth.directory.lock();
         let State { depth, prefix, .. } = self.index.state(split.target);
         let directory_word = self.view.directory_word;
         let directory_depth = self.region.load(superblock::DIRECTORY_DEPTH) as u32;
@@ -212,17 +251,25 @@ impl Table {
         self.region.store_release(superblock::DIRECTORY_DEPTH, depth as u64);
     }
 
-    fn deepen_home(&self, split: &Split, home: u64) {
+    /// Lets the headers of a home answer for one more bit. True if it keeps its mark: it has overflow lines, whose keys will
+    /// have room in the window when those of the target are gone from there.
+    fn deepen_home(&self, split: &Split, home: u64) -> bool {
         let from = LineNumber::new(split.source, home);
         let _held = self.stripes.lock(home);
-        // The last home line is nobody's home.
-        let last = (home + 1 == HOMES).then(|| from.next());
-        for line in [from].into_iter().chain(self.chain(from)).chain(last) {
-            self.store_header(line, self.header(line).deepened());
+        let keeps_mark = self.header(from).next() != 0;
+        for line in [from].into_iter().chain(self.chain(from)) {
+            let deepened = self.header(line).deepened();
+            self.store_header(line, deepened.with_moving(keeps_mark && !mutant(Mutant::TidyUnmarked)));
         }
+        if home + 1 == HOMES {
+            // The last home line is nobody's home.
+            self.store_header(from.next(), self.header(from.next()).deepened());
+        }
+        keeps_mark
     }
 
-    /// Clears the slots of a home that were copied: they name the same blocks as slots of the target.
+    /// Clears the slots of a home that were copied: they name the same blocks as slots of the target. What is left in
+    /// overflow lines moves to where there is room now, if the home is marked.
     fn clear_home(&self, split: &Split, home: u64, counters: &Counters) {
         let (from, to) = (LineNumber::new(split.source, home), LineNumber::new(split.target, home));
         let _held = self.stripes.lock(home);
@@ -232,15 +279,47 @@ impl Table {
         for at in copied {
             self.clear_slot(at, from, counters);
         }
+        if self.header(from).is_moving() || mutant(Mutant::TidyUnmarked) {
+            self.tidy_home(from, counters);
+        }
     }
 
+    /// Moves keys from overflow lines to free slots of the window, or of overflow lines before theirs. Overflow lines would
+    /// else stay for a few keys each, be fewer for others with every split, and run out one day. Under the stripes; readers
+    /// that pass both places at the wrong times find the home marked.
+    fn tidy_home(&self, home: LineNumber, counters: &Counters) {
+        let chain: Vec<LineNumber> = self.chain(home).collect();
+        for (position, &line) in chain.iter().enumerate().rev() {
+            let used: Vec<At> = self.slots(line).filter(|at| !at.slot.is_empty()).collect();
+            for at in used {
+                match self.room(home) {
+                    Ok(room @ Room::Slot(free)) if !chain[position..].contains(&free.line) => {
+                        self.store_slot(At { slot: at.slot, ..free }, room, home, counters);
+                        self.clear_slot(at, home, counters);
+                    }
+                    _ => return,
+                }
+            }
+        }
+    }
+
+    /// Takes the mark of a home away. Nobody but splits of this segment marks it.
+    fn unmark_home(&self, split: &Split, home: u64) {
+        let line = LineNumber::new(split.source, home);
+        if self.header(line).is_moving() {
+            let _held = self.stripes.lock(home);
+            for line in [line].into_iter().chain(self.chain(line)) {
+                self.store_header(line, self.header(line).with_moving(false));
+            }
+        }
+    }
+
+    /// Both segments are whole: writes go to the one or the other as to any.
     fn end_split(&self, split: &Split, counters: &Counters) {
         for segment in [split.source, split.target] {
             let state = self.index.state(segment);
             self.index.set_state(segment, State { depth: split.depth + 1, role: Role::Plain, ..state });
         }
-        self.index.note_unwanted(split.source);
-        self.expiry.note_split();
         counters.add(Counter::Splits, 1);
         counters.sub(Counter::SplitsUnderWay, 1);
         tracing::debug!(
@@ -249,6 +328,12 @@ impl Table {
             depth = split.depth,
             "index segment split"
         );
+    }
+
+    /// No key will move any more.
+    fn end_tidying(&self) -> Stage {
+        self.expiry.note_split();
+        Stage::Done
     }
 
     fn set_moved_homes(&self, split: &Split, moved_homes: u64) {
