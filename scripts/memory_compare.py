@@ -118,10 +118,13 @@ def fill_peer(peer, directory, records):
     process = subprocess.Popen([*peer.command, path], stdout=subprocess.DEVNULL)
     try:
         client, samples = peer(path), []
+        sampled = 0
         for first in range(0, records, BATCH):
-            client.store(first, min(first + BATCH, records))
-            if first // BATCH % 20 == 0 or first + BATCH >= records:
+            last = min(first + BATCH, records)
+            client.store(first, last)
+            if last - sampled >= records // 200 or last == records:
                 samples.append(client.sample())
+                sampled = last
         if samples[-1][0] != records:
             raise SystemExit(f"{peer.name} has {samples[-1][0]} records of {records}")
         anon, _ = resident(process.pid)
@@ -141,7 +144,7 @@ def fill_kv(binary, directory, records, pid):
     """The same of kv-server, filled by kv-bench; each sample ends with what the keys' blocks and the index take of it."""
     url = f"{directory}/kv.sock"
     load = [f"{binary}/kv-bench", "load", "--recordcount", str(records), "--key-size", "16", "--value-size", "32"]
-    load += ["--depth", "16", "--url", url]
+    load += ["--depth", "64", "--url", url]
     process, samples, ended = subprocess.Popen(load, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), [], False
     try:
         while not ended:
@@ -151,7 +154,7 @@ def fill_kv(binary, directory, records, pid):
             used = (segments["system"] + segments["index"] + segments["blocks"]) * SEGMENT_BYTES
             private, _ = resident(pid)
             samples.append((counters["keys"], used + private, segments, private, counters))
-            time.sleep(0.1)
+            time.sleep(records / 1e8 / 2)
     finally:
         process.kill()
         process.wait()
@@ -169,11 +172,11 @@ def bytes_at(samples, keys):
     return b0 + (b1 - b0) * (keys - k0) / (k1 - k0)
 
 
-def show_kv(samples, start):
+def show_kv(samples, start, records):
     print("\nkv-server: bytes per key\nkeys index blocks system private total index-fill-% overflow-lines-used-%")
     shown = 0
     for keys, total, segments, private, counters in samples:
-        if keys < start or (keys < shown + start and keys != samples[-1][0]):
+        if keys < start or (keys < shown + records // 50 and (keys < records or shown == records)):
             continue
         shown = keys
         kinds = [segments[kind] * SEGMENT_BYTES / keys for kind in ("index", "blocks", "system")]
@@ -203,7 +206,7 @@ def main():
         raise SystemExit(__doc__)
     directory, records, start, binary, pid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
     kv = fill_kv(binary, directory, records, pid)
-    show_kv(kv, start)
+    show_kv(kv, start, records)
     anon, shared = resident(pid)
     print(f"kv: {(anon + shared) / records:.1f} bytes per key resident at the end", flush=True)
     os.kill(pid, 15)
