@@ -28,4 +28,11 @@ bin=${CARGO_TARGET_DIR:-target}/release
 . scripts/server.sh
 start_server "$bin/kv-server" --memory "${memory_mib}MiB" --workers 1 --hugepages off --listen none --rdma off --log-level error
 say "$records records"
-python3 scripts/memory_compare.py "$work" "$records" "$from" "$bin" "$server_pid"
+python3 scripts/memory_compare.py fill kv "$work" "$records" "$bin"
+kill -TERM "$server_pid"
+wait "$server_pid"
+server_pid=
+for peer in redis memcached; do
+    python3 scripts/memory_compare.py fill "$peer" "$work" "$records" "$bin"
+done
+python3 scripts/memory_compare.py compare "$work" "$records" "$from"
