@@ -96,7 +96,8 @@ pub struct RecordArgs {
     /// Bytes of a field.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes, default_value = "100")]
     pub fieldlength: u64,
-    /// Bytes of a key, 23 or more: digits are padded with zeros. Without it, keys are as long as YCSB's.
+    /// Bytes of a key, 16 or more: digits are padded with zeros. Below 23 they are those of the record's number, which YCSB
+    /// calls insertorder=ordered, and else of its hash. Without it, keys are as long as YCSB's.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
     pub key_size: Option<u64>,
     /// All random numbers follow from it.
@@ -204,7 +205,7 @@ pub struct CacheArgs {
     /// Bytes of the largest value: each record has its size, from --value-size up to this. [default: all the same]
     #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
     pub(crate) value_size_max: Option<u64>,
-    /// Bytes of a key, 23 or more. Without it, keys are as long as YCSB's.
+    /// Bytes of a key, 16 or more. Without it, keys are as long as YCSB's.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes)]
     pub(crate) key_size: Option<u64>,
     /// Popularity of the records: zipfian, zipfian-n or uniform.
@@ -280,7 +281,7 @@ pub struct CompareArgs {
     /// Records; they are stored in all contenders first.
     #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "1000000")]
     pub(crate) recordcount: u64,
-    /// Bytes of a key, 23 or more.
+    /// Bytes of a key, 16 or more.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_bytes, default_value = "24")]
     pub(crate) key_size: u64,
     /// Bytes of a value.

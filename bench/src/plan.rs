@@ -14,7 +14,7 @@ use crate::oracle::UpdateMode;
 use crate::range::{OutOfRange, in_range};
 use crate::runner::{Length, RunPlan, Verify};
 use crate::value::Shape;
-use crate::workload::keys::{KEY_BYTES_MAX, KeyFormat};
+use crate::workload::keys::{KEY_SIZE_MIN, KeyFormat};
 use crate::workload::mix::{Mix, Workload};
 use crate::workload::{Distribution, WorkloadPlan};
 
@@ -74,7 +74,7 @@ fn size(flag: &'static str, found: u64, from: u64, to: u64) -> Result<usize, Usa
 
 fn key_format(key_size: Option<u64>) -> Result<KeyFormat, UsageError> {
     let Some(bytes) = key_size else { return Ok(KeyFormat::default()) };
-    let bytes = size("--key-size", bytes, KEY_BYTES_MAX as u64, KEY_SIZE_MAX)?;
+    let bytes = size("--key-size", bytes, KEY_SIZE_MIN as u64, KEY_SIZE_MAX)?;
     Ok(KeyFormat::of_size_bytes(bytes).unwrap_or_default())
 }
 
@@ -344,7 +344,7 @@ mod tests {
             "--batch 0",
             "--recordcount 0",
             "--fieldcount 0",
-            "--key-size 22",
+            "--key-size 15",
             "--target 0",
             "--value-size 2MiB",
             "--fieldlength 900KiB",

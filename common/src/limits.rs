@@ -58,9 +58,9 @@ pub const INLINE_VALUE_MAX_BYTES: usize = 8 << 10;
 /// Bytes of value in one message of a GET answered by the server.
 pub const REPLY_CHUNK_BYTES: usize = 8 << 10;
 
-/// Places in one report of hits. A report costs the client about as much as ten GETs, whatever is in it, and a woken server
-/// more; clients report few of their hits, so that one is sent for some thousand GETs.
-pub const HITS_PER_REPORT_MAX: usize = 256;
+/// Places in one report of hits: as many as fit into a message. A server that sleeps has to be woken for it, which costs the
+/// client some 20 us.
+pub const HITS_PER_REPORT_MAX: usize = INLINE_VALUE_MAX_BYTES / 8;
 
 /// Requests that one client may have in flight: the credit that the server grants.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;

@@ -7,7 +7,9 @@ const PREFIX: &[u8] = b"user";
 const DIGITS_MAX: usize = 19;
 
 /// Bytes of the longest key that is written without padding.
-pub const KEY_BYTES_MAX: usize = PREFIX.len() + DIGITS_MAX;
+const KEY_BYTES_MAX: usize = PREFIX.len() + DIGITS_MAX;
+/// Bytes of the shortest keys that all have one size: 12 digits number more records than a run can have.
+pub const KEY_SIZE_MIN: usize = PREFIX.len() + 12;
 
 /// YCSB's hash of a number: FNV-1a with 64 bits over its eight bytes, the low one first, made positive as a signed
 /// number.
@@ -27,25 +29,30 @@ pub const fn fnv_hash(number: u64) -> u64 {
 pub struct KeyFormat {
     /// Decimal digits at least; zeros fill up in front (YCSB's property `zeropadding`).
     digits_min: usize,
+    /// The digits are those of the number itself and not of its hash (YCSB's `insertorder=ordered`).
+    is_ordered: bool,
 }
 
 impl KeyFormat {
-    /// Keys of exactly `bytes` bytes, or nothing if the longest hash would not fit: `bytes` must be
-    /// [`KEY_BYTES_MAX`] or more.
+    /// Keys of exactly `bytes` bytes, or nothing if that is less than [`KEY_SIZE_MIN`]. Where the longest hash would not fit,
+    /// below 23 bytes, they have the record's number.
     pub const fn of_size_bytes(bytes: usize) -> Option<Self> {
-        if bytes < KEY_BYTES_MAX { None } else { Some(Self { digits_min: bytes - PREFIX.len() }) }
+        if bytes < KEY_SIZE_MIN {
+            return None;
+        }
+        Some(Self { digits_min: bytes - PREFIX.len(), is_ordered: bytes < KEY_BYTES_MAX })
     }
 
     /// Bytes of the longest key of this format.
     pub fn bytes_max(self) -> usize {
-        PREFIX.len() + self.digits_min.max(DIGITS_MAX)
+        PREFIX.len() + if self.is_ordered { self.digits_min } else { self.digits_min.max(DIGITS_MAX) }
     }
 
-    /// Writes the key of record `number` to the start of `out`, which must hold [`KeyFormat::bytes_max`] bytes.
-    /// Returns the key's length in bytes.
+    /// Writes the key of record `number`, which has at most 12 digits, to the start of `out`, which must hold
+    /// [`KeyFormat::bytes_max`] bytes. Returns the key's length in bytes.
     #[inline]
     pub fn write(self, number: u64, out: &mut [u8]) -> usize {
-        let mut rest = fnv_hash(number);
+        let mut rest = if self.is_ordered { number } else { fnv_hash(number) };
         let digits = ((rest.max(1).ilog10() + 1) as usize).max(self.digits_min);
         let bytes = PREFIX.len() + digits;
         let out = &mut out[..bytes];
@@ -91,8 +98,18 @@ mod tests {
         let format = KeyFormat::of_size_bytes(24).unwrap();
         assert_eq!(format.key(0), b"user06284781860667377211");
         assert_eq!(KeyFormat::of_size_bytes(40).unwrap().key(0), b"user000000000000000006284781860667377211");
-        assert_eq!(KeyFormat::of_size_bytes(22), None);
         assert!((0..10_000).all(|number| format.key(number).len() == 24));
+    }
+
+    #[test]
+    fn keys_too_short_for_a_hash_have_the_number() {
+        let format = KeyFormat::of_size_bytes(16).unwrap();
+        assert_eq!(format.bytes_max(), 16);
+        assert_eq!(format.key(0), b"user000000000000");
+        assert_eq!(format.key(99_999_999), b"user000099999999");
+        assert_eq!(KeyFormat::of_size_bytes(22).unwrap().key(1), b"user000000000000000001");
+        assert_eq!(KeyFormat::of_size_bytes(23).unwrap().key(1), b"user8517097267634966620");
+        assert_eq!(KeyFormat::of_size_bytes(15), None);
     }
 
     #[test]

@@ -13,9 +13,9 @@ use super::Driver;
 use super::requests::InFlight;
 
 /// Of so many hits one is noted, on average.
-pub(super) const HITS_PER_SAMPLE: u64 = 16;
+pub(super) const HITS_PER_SAMPLE: u64 = 32;
 /// A report is sent before it is full if it was begun so long ago ...
-const REPORT_AGE_NS: u64 = 1_000_000_000;
+const REPORT_AGE_NS: u64 = 20_000_000;
 /// ... which is looked at whenever so many more hits were noted.
 const SAMPLES_PER_LOOK: usize = 16;
 
@@ -125,9 +125,9 @@ mod tests {
                 hits.until_next = hits.draw();
             }
             let mean = distances.iter().sum::<u64>() as f64 / distances.len() as f64;
-            assert!((15.0..17.0).contains(&mean), "{mean} of seed {seed}");
-            assert!(distances.iter().all(|distance| (1..=31).contains(distance)));
-            assert!((1..=31).all(|distance| distances.contains(&distance)));
+            assert!((31.0..33.0).contains(&mean), "{mean} of seed {seed}");
+            assert!(distances.iter().all(|distance| (1..=63).contains(distance)));
+            assert!((1..=63).all(|distance| distances.contains(&distance)));
         }
     }
 
