@@ -29,8 +29,10 @@ const VALUE: &[u8] = b"value";
 const SESSION: u64 = 1;
 /// READs that are in flight at once: all keys are looked for in the same moment.
 const READS_MAX: usize = 64;
-/// What a client that waits lets go by: little against GRACE.
+/// What goes by while a client looks for events in vain: little against GRACE.
 const TICK_NS: u64 = 1000;
+/// Looks in vain after which a client has nothing else to do: a client may look for a while before it waits.
+const POLLS_IN_VAIN: u32 = 200;
 
 /// Moments of a split: the end of each of its steps, and the one before the keys' home is cleared.
 const MOMENTS: [Moment; 6] =
@@ -147,6 +149,7 @@ struct Crossing {
     /// The moments to come to when nothing else can be done.
     left: &'static [Moment],
     posted: Vec<(u64, usize, ReadBuffer)>,
+    polls_in_vain: u32,
     events: VecDeque<Event>,
     staging: Words,
 }
@@ -164,6 +167,25 @@ impl Crossing {
                 buffer[i] = server.table.region().load(at_word + i);
             }
         });
+    }
+}
+
+impl Crossing {
+    /// Nothing else can be done: the split goes on, and the READs that were held back get their other words.
+    fn go_on(&mut self) {
+        self.polls_in_vain = 0;
+        if self.posted.is_empty() {
+            return;
+        }
+        for &moment in std::mem::take(&mut self.left) {
+            with_server(|server| server.come_to(moment));
+        }
+        let cut = self.cut.take();
+        for (token, at_word, mut buffer) in self.posted.drain(..) {
+            let is_first = cut.expect("only cut READs were held back").is_first;
+            Crossing::fetch(at_word, &mut buffer, |i| !is_first(i));
+            self.events.push_back(Event::Read { token, buffer, result: Ok(()) });
+        }
     }
 }
 
@@ -200,23 +222,18 @@ impl Transport for Crossing {
     }
 
     fn poll(&mut self) -> Result<Option<Event>, Broken> {
+        if self.events.is_empty() {
+            with_server(|server| server.now_ns.fetch_add(TICK_NS, Ordering::Relaxed));
+            self.polls_in_vain += 1;
+            if self.polls_in_vain >= POLLS_IN_VAIN {
+                self.go_on();
+            }
+        }
         Ok(self.events.pop_front())
     }
 
     fn wait(&mut self, _until_ns: u64) {
-        with_server(|server| server.now_ns.fetch_add(TICK_NS, Ordering::Relaxed));
-        if self.posted.is_empty() {
-            return;
-        }
-        for &moment in std::mem::take(&mut self.left) {
-            with_server(|server| server.come_to(moment));
-        }
-        let cut = self.cut.take();
-        for (token, at_word, mut buffer) in self.posted.drain(..) {
-            let is_first = cut.expect("only cut READs were held back").is_first;
-            Crossing::fetch(at_word, &mut buffer, |i| !is_first(i));
-            self.events.push_back(Event::Read { token, buffer, result: Ok(()) });
-        }
+        self.go_on();
     }
 
     fn now_ns(&self) -> u64 {
@@ -234,7 +251,8 @@ impl Transport for Crossing {
 
 fn connect(cut: Option<Cut>, left: &'static [Moment]) -> Client {
     let staging = Words::zeroed(64);
-    let transport = Crossing { cut, left, posted: Vec::new(), events: VecDeque::new(), staging };
+    let transport =
+        Crossing { cut, left, posted: Vec::new(), polls_in_vain: 0, events: VecDeque::new(), staging };
     Client::over(Box::new(transport), SESSION, SEGMENTS * SEGMENT_WORDS, &Options::default())
         .expect("the server is up")
 }
