@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_client::{Client, Options};
 use kv_common::adversary::Mutant;
+use kv_common::check;
 use kv_common::hash::KeyHash;
 use kv_common::layout::{HOMES, LINE_WORDS, SEGMENT_WORDS, SegmentKind, WINDOW_WORDS, superblock};
-use kv_common::limits::GRACE_NS;
+use kv_common::limits::{GRACE_NS, VALUE_MAX_DEFAULT_BYTES};
 use kv_common::region::Words;
 use kv_common::transport::sim::Rng;
 use kv_common::transport::{Broken, Event, ReadBuffer, ReadNow, SendError, Transport};
-use kv_server::table::{Table, TableConfig, Upkeep, Worker, walk};
+use kv_server::table::{Table, TableConfig, Upkeep, Worker};
 
 use crate::keys;
 use crate::server::Memory;
@@ -101,6 +102,7 @@ impl Server {
             first_version: 1,
             clock_ns: || 1,
             evicts: false,
+            value_max_bytes: VALUE_MAX_DEFAULT_BYTES,
         };
         let region = Words::zeroed(SEGMENTS * SEGMENT_WORDS);
         let clock = Arc::new(move || clock.load(Ordering::Relaxed));
@@ -120,7 +122,7 @@ impl Server {
     fn come_to(&self, moment: Moment) {
         match moment {
             Moment::Asked => {
-                let segment = walk::view_of(self.table.region()).expect("a table").directory()[0];
+                let segment = check::view_of(self.table.region()).expect("a table").directory()[0];
                 assert!(self.table.want_split(segment), "it has not been split");
             }
             Moment::AboutToClear => self.grow_to(self.home - 1),
