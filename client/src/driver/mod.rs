@@ -27,7 +27,7 @@ use crate::cache::IndexCache;
 use crate::clock::ServerClock;
 use crate::error::Error;
 use crate::get::Get;
-use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Write};
+use crate::op::{Completion, GetState, Kind, Op, Outcome, SendState, Ticket, Walk, Write};
 use crate::registered::Registered;
 use crate::stats::Stats;
 use crate::transport::{AnyTransport, Lost};
@@ -382,6 +382,33 @@ impl<T: Transport> Driver<T> {
         let upload = self.upload_for(key, &write);
         let kind = Kind::Write { write, state: SendState::Queued, upload };
         self.submit_request(key, self.view.hash(key), kind)
+    }
+
+    /// Starts an operation that is one request.
+    fn submit_request(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<Ticket, Error> {
+        self.admit()?;
+        let index = self.insert(key, hash, kind);
+        self.unsent.push_back(index);
+        let ticket = self.ops[index].ticket;
+        self.send_queued();
+        self.transport.flush();
+        Ok(ticket)
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_ttl(&mut self, key: &[u8]) -> Result<Ticket, Error> {
+        self.submit_request(key, self.view.hash(key), Kind::Ttl { state: SendState::Queued })
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_walk(&mut self, walk: Walk, cursor: u64) -> Result<Ticket, Error> {
+        let (cursor, bytes, state) = (cursor.to_le_bytes(), Vec::new(), SendState::Queued);
+        self.submit_request(b"", KeyHash(0), Kind::Walk { walk, cursor, bytes, state })
+    }
+
+    /// As `submit_get`.
+    pub(crate) fn submit_ping(&mut self) -> Result<Ticket, Error> {
+        self.submit_request(b"", KeyHash(0), Kind::Ping { state: SendState::Queued })
     }
 
     /// Whether one more operation may be started.

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use kv_common::counter;
-use kv_common::hash::KeyHash;
 use kv_common::layout::{BLOCK_HEADER_BYTES, EXPIRY_BYTES, LINE_WORDS, LineNumber, is_large};
 use kv_common::limits::INLINE_VALUE_MAX_BYTES;
 use kv_common::transport::{Broken, SendError, Transport};
@@ -15,8 +14,8 @@ use super::staging::{Halves, half_bytes};
 use crate::error::Error;
 use crate::get::Get;
 use crate::op::{
-    Answer, Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, Ticket, TimeToLive,
-    Upload, Value, Walk, WalkPart, Write,
+    Answer, Appended, Change, Conditional, Count, GetState, Kind, Op, Outcome, SendState, TimeToLive, Upload,
+    Value, Walk, WalkPart, Write,
 };
 
 /// A request that was sent and not answered to the end.
@@ -56,33 +55,6 @@ enum Step {
 }
 
 impl<T: Transport> Driver<T> {
-    /// Starts an operation that is one request.
-    pub(super) fn submit_request(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<Ticket, Error> {
-        self.admit()?;
-        let index = self.insert(key, hash, kind);
-        self.unsent.push_back(index);
-        let ticket = self.ops[index].ticket;
-        self.send_queued();
-        self.transport.flush();
-        Ok(ticket)
-    }
-
-    /// As `submit_write`.
-    pub(crate) fn submit_ttl(&mut self, key: &[u8]) -> Result<Ticket, Error> {
-        self.submit_request(key, self.view.hash(key), Kind::Ttl { state: SendState::Queued })
-    }
-
-    /// As `submit_write`.
-    pub(crate) fn submit_walk(&mut self, walk: Walk, cursor: u64) -> Result<Ticket, Error> {
-        let (cursor, bytes, state) = (cursor.to_le_bytes(), Vec::new(), SendState::Queued);
-        self.submit_request(b"", KeyHash(0), Kind::Walk { walk, cursor, bytes, state })
-    }
-
-    /// As `submit_write`.
-    pub(crate) fn submit_ping(&mut self) -> Result<Ticket, Error> {
-        self.submit_request(b"", KeyHash(0), Kind::Ping { state: SendState::Queued })
-    }
-
     /// Sends what waits, in order, as far as credit, room and staging area allow.
     pub(super) fn send_queued(&mut self) {
         while let Some(&key) = self.unsent.front() {
