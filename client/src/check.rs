@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use kv_common::check::{
-    self, CheckFinding, CheckReport, PIECE_MAX_WORDS, Piece, Progress, Region, Take, Unjudged,
+    self, CheckFinding, CheckProgress, CheckReport, PIECE_MAX_WORDS, Piece, Region, Take, Unjudged,
 };
 use kv_common::layout::{SEGMENT_BYTES, superblock};
 use kv_common::limits::{REGION_MAX_BYTES, REGION_MIN_BYTES};
@@ -76,12 +76,12 @@ impl Client {
     /// use; also while the server is stopped. `observe` is told how far it is.
     ///
     /// The table may be written to meanwhile. What looks wrong is read again up to ten times within a second or two, and is
-    /// a finding only if it stays; [`Checked::unjudged`] says what that leaves open. It takes 24 bytes of memory per key,
-    /// twice that while the list grows, and up to 20 MiB.
+    /// a finding only if it stays; [`Checked::unjudged`] says what that leaves open. It takes 27 bytes of memory per key,
+    /// and up to 20 MiB.
     ///
     /// # Errors
     /// [`Error::Broken`], [`Error::Timeout`] of a READ, [`Error::UsedAfterFork`].
-    pub fn check(&mut self, mut observe: impl FnMut(Progress)) -> Result<Checked, Error> {
+    pub fn check(&mut self, mut observe: impl FnMut(CheckProgress)) -> Result<Checked, Error> {
         self.check_fork()?;
         checked(self.live()?, &mut observe)
     }
@@ -115,7 +115,7 @@ impl Client {
 ///
 /// # Errors
 /// [`RegionFileError`] if it is no region as a whole, or cannot be read.
-pub fn check_file(path: &Path, mut observe: impl FnMut(Progress)) -> Result<Checked, RegionFileError> {
+pub fn check_file(path: &Path, mut observe: impl FnMut(CheckProgress)) -> Result<Checked, RegionFileError> {
     let io = |error| RegionFileError::Io { what: format!("reading {}", path.display()), error };
     let name = path.display().to_string();
     let file = File::open(path).map_err(io)?;
@@ -146,7 +146,7 @@ pub fn check_file(path: &Path, mut observe: impl FnMut(Progress)) -> Result<Chec
     }
 }
 
-fn checked<R: Region>(region: &mut R, observe: &mut dyn FnMut(Progress)) -> Result<Checked, R::Error> {
+fn checked<R: Region>(region: &mut R, observe: &mut dyn FnMut(CheckProgress)) -> Result<Checked, R::Error> {
     let region_bytes = region.len_words() as u64 * 8;
     let walk = check::check(region, observe)?;
     Ok(Checked { report: walk.report, findings: walk.findings, unjudged: walk.unjudged, region_bytes })

@@ -54,7 +54,9 @@ use std::time::Duration;
 pub use check::{Checked, RegionFileError, check_file};
 pub use driver::WarmUp;
 pub use error::Error;
-pub use kv_common::check::{CheckFinding, CheckReport, Description, Progress, SlotFault, Unjudged};
+pub use kv_common::check::{
+    CheckFinding, CheckProgress, CheckReport, FindingDescription, SlotFault, Unjudged,
+};
 pub use kv_common::hello::HelloRefusal;
 pub use kv_common::limits::{CLIENT_OPERATIONS_MAX, KEY_MAX_BYTES, VALUE_MAX_BYTES};
 pub use kv_common::transport::Broken;

@@ -143,7 +143,7 @@ fn every_kind_of_damage_is_said_and_nothing_else() {
         Place(nowhere.0 / 2 / SEGMENT_GRANULES * SEGMENT_GRANULES),
     );
     saved.expect(&["no_block"], word, free.0);
-    saved.expect(&["no_block"], word, slot.0 | (1 << 40) - 1);
+    saved.expect(&["no_block"], word, slot.0 | ((1 << 40) - 1));
     saved.expect(&["fingerprint"], word, Slot::new(slot.fingerprint() ^ 2, slot.span(), slot.place()).0);
     let behind_last = saved.slot_word(last) + 1;
     saved.expect(&["block_twice"], behind_last, slot.0);

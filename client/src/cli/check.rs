@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kv_client::{CheckFinding, Checked, Client, Progress, check_file};
+use kv_client::{CheckFinding, CheckProgress, Checked, Client, check_file};
 use kv_common::layout::{HOME_LINES, LINE_SLOTS, PAGE_BYTES, SEGMENT_BYTES};
 
 use super::{CliError, End, io, print};
@@ -64,10 +64,10 @@ fn bar() -> indicatif::ProgressBar {
     indicatif::ProgressBar::new(0).with_style(style)
 }
 
-fn show(bar: &indicatif::ProgressBar, progress: Progress) {
+fn show(bar: &indicatif::ProgressBar, progress: CheckProgress) {
     let (done, total, what) = match progress {
-        Progress::Index { done, total } => (done, total, "index segments"),
-        Progress::Blocks { done, total } => (done, total, "keys"),
+        CheckProgress::Index { done, total } => (done, total, "index segments"),
+        CheckProgress::Blocks { done, total } => (done, total, "keys"),
     };
     if bar.message() != what {
         bar.reset();

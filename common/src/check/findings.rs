@@ -224,7 +224,7 @@ pub enum SlotFault {
 
 /// A finding in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct FindingDescription {
     /// Its kind, one per invariant: what programs compare.
     pub kind: &'static str,
     /// Where.
@@ -237,8 +237,8 @@ pub struct Description {
 
 impl CheckFinding {
     /// The finding in words.
-    pub fn describe(&self) -> Description {
-        let says = |kind, place: String, expected: String, found: String| Description {
+    pub fn describe(&self) -> FindingDescription {
+        let says = |kind, place: String, expected: String, found: String| FindingDescription {
             kind,
             place,
             expected,
@@ -320,7 +320,7 @@ impl CheckFinding {
 
 impl fmt::Display for CheckFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Description { kind, place, expected, found } = self.describe();
+        let FindingDescription { kind, place, expected, found } = self.describe();
         write!(f, "{kind}: {place}: expected {expected}, found {found}")
     }
 }

@@ -2,7 +2,7 @@
 //! invariants, each with its finding.
 //!
 //! The words may be anything: whatever they are, the check ends, reads nothing outside the region and does not panic. It
-//! keeps 24 bytes per slot in use; of more slots than blocks can be in the region it looks at none.
+//! keeps 24 bytes per slot in use, and room for an eighth more; of more slots than blocks can be in the region it looks at none.
 //!
 //! In a region that nobody writes to everything that is wrong is a finding. In one that is *live* (see [`Region::is_live`])
 //! what was read at different moments need not agree: what looks wrong is read again, up to ten times within some
@@ -31,7 +31,7 @@ mod twice;
 
 use std::collections::BTreeMap;
 
-pub use findings::{CheckFinding, CheckReport, Description, SlotFault};
+pub use findings::{CheckFinding, CheckReport, FindingDescription, SlotFault};
 pub use region::{PIECE_MAX_WORDS, Piece, Region, Take};
 
 use index::{Entry, State};
@@ -39,7 +39,8 @@ use region::read_into;
 use tables::Tables;
 
 use crate::layout::{
-    BLOCK_HEADER_BYTES, LineNumber, Run, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, Span, superblock,
+    BLOCK_HEADER_BYTES, Counter, LINE_SLOTS, LineNumber, Run, SEGMENT_LINES, SEGMENT_WORDS, SegmentEntry,
+    SegmentKind, Slot, Span, superblock,
 };
 use crate::probe::{IdentityError, TableView};
 use crate::region::ReadWords;
@@ -53,7 +54,7 @@ const BLOCK_MIN_WORDS: usize = Span::of_bytes(BLOCK_HEADER_BYTES + 1).0 as usize
 
 /// How far a check has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum CheckProgress {
     /// Index segments that were read, of how many.
     Index {
         /// Read.
@@ -142,7 +143,7 @@ pub fn walk(region: &ReadWords) -> Walk {
 ///
 /// # Errors
 /// The region cannot be read.
-pub fn check<R: Region>(region: &mut R, observe: &mut dyn FnMut(Progress)) -> Result<Walk, R::Error> {
+pub fn check<R: Region>(region: &mut R, observe: &mut dyn FnMut(CheckProgress)) -> Result<Walk, R::Error> {
     let mut findings = Findings::default();
     let tables = match read_tables(region, &mut findings)? {
         Ok(tables) => tables,
@@ -215,15 +216,15 @@ impl Findings {
 }
 
 /// Who is told how far the check is.
-struct Observe<'a>(&'a mut dyn FnMut(Progress));
+struct Observe<'a>(&'a mut dyn FnMut(CheckProgress));
 
 impl Observe<'_> {
     fn index(&mut self, done: u64, total: u64) {
-        (self.0)(Progress::Index { done, total });
+        (self.0)(CheckProgress::Index { done, total });
     }
 
     fn blocks(&mut self, done: u64, total: u64) {
-        (self.0)(Progress::Blocks { done, total });
+        (self.0)(CheckProgress::Blocks { done, total });
     }
 }
 
@@ -246,6 +247,7 @@ impl<R: Region> Checker<'_, R> {
     /// are read, too, as far as they come in time.
     fn index(&mut self) -> Result<(), R::Error> {
         let mut segments = self.tables.index_segments.clone();
+        self.entries.reserve_exact(self.entries_expected());
         let mut words = vec![0; SEGMENT_WORDS];
         for round in 0..=u64::from(self.region.is_live()) * 2 {
             let total = segments.len() as u64 + self.states.len() as u64;
@@ -291,6 +293,13 @@ impl<R: Region> Checker<'_, R> {
         self.report.overflow_reads += walked.overflow_reads;
         self.overflow_lines.append(&mut walked.overflow_lines);
         Ok(())
+    }
+
+    /// Slots in use that there is reason to expect: as many as keys are counted and an eighth, if so many can be.
+    fn entries_expected(&self) -> usize {
+        let keys = sums::sum(&self.tables.front, Counter::Keys);
+        let slots = self.tables.index_segments.len() as u64 * SEGMENT_LINES * LINE_SLOTS as u64;
+        (keys.saturating_add(keys / 8).min(slots) as usize).min(self.entries_max())
     }
 
     /// Slots that can be in use at most, copies included.

@@ -105,7 +105,8 @@ impl<R: Region> Checker<'_, R> {
     }
 }
 
-fn sum(front: &[u64], counter: Counter) -> u64 {
+/// A counter of all pages.
+pub(super) fn sum(front: &[u64], counter: Counter) -> u64 {
     superblock::counter_pages(WORKERS_MAX)
         .map(|page| front[page + counter as usize])
         .fold(0, u64::wrapping_add)
