@@ -84,7 +84,9 @@ class Redis:
 
 class Memcached:
     name = "memcached"
-    command = ["memcached", "-u", "root", "-m", str(1 << 20), "-t", "1", "-s"]
+    # Without the threads that look for what is over or old: they hold its locks while it is filled.
+    command = ["memcached", "-u", "root", "-m", str(1 << 20), "-t", "1", "-o", "no_lru_crawler,no_lru_maintainer"]
+    command += ["-R", "1000", "-s"]
 
     def __init__(self, path):
         self.line = Line(path)
