@@ -39,6 +39,8 @@ impl Entry {
 const LINE_BITS: u32 = 40;
 const GENERATION_MASK: u64 = 0xff;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Entries of smaller memory that are looked at whenever a line is kept.
+const MOVES: usize = 64;
 
 /// The cache and the place epoch under which all its places were learned.
 pub(crate) struct IndexCache {
@@ -50,6 +52,9 @@ pub(crate) struct IndexCache {
     generation: u64,
     place_epoch: u64,
     pages: &'static str,
+    /// The memory before it grew, and how many of its entries were looked at. All at once would be a pause of a tenth of a
+    /// second: they follow little by little. Until then it is as if they were not there.
+    before: Option<(MmapMut, usize)>,
 }
 
 impl IndexCache {
@@ -57,11 +62,19 @@ impl IndexCache {
     pub(crate) fn new(budget_bytes: usize, index_lines: u64) -> std::io::Result<IndexCache> {
         let lines = lines_of(budget_bytes, index_lines);
         let (memory, pages) = allocate((lines * LINE_BYTES) as usize)?;
-        Ok(IndexCache { budget_bytes, memory, mask: lines - 1, generation: 1, place_epoch: 0, pages })
+        Ok(IndexCache {
+            budget_bytes,
+            memory,
+            mask: lines - 1,
+            generation: 1,
+            place_epoch: 0,
+            pages,
+            before: None,
+        })
     }
 
-    /// Grows with an index that has grown to `index_lines`, as far as the budget goes. What it holds stays; so does the
-    /// cache as it is if there is no memory.
+    /// Grows with an index that has grown to `index_lines`, as far as the budget goes. What it holds follows as lines are
+    /// kept. The cache stays as it is if there is no memory.
     pub(crate) fn fit(&mut self, index_lines: u64) {
         let lines = lines_of(self.budget_bytes, index_lines);
         if lines <= self.mask + 1 {
@@ -70,12 +83,27 @@ impl IndexCache {
         let Ok((memory, pages)) = allocate((lines * LINE_BYTES) as usize) else { return };
         let old = std::mem::replace(&mut self.memory, memory);
         (self.mask, self.pages) = (lines - 1, pages);
-        for entry in <[Entry]>::ref_from_bytes(&old).expect("a mapping is aligned to pages") {
-            let line = LineNumber(entry.tag() & ((1 << LINE_BITS) - 1));
-            if entry.tag() & self.tag_mask() == self.tag(line) {
-                let position = self.position(line);
-                self.entries_mut()[position].words = entry.words;
+        self.before = Some((old, 0));
+    }
+
+    /// Takes the next entries over, but those that were learned anew meanwhile.
+    #[cold]
+    fn move_some(&mut self) {
+        let Some((old, moved)) = self.before.take() else { return };
+        let entries = <[Entry]>::ref_from_bytes(&old).expect("a mapping is aligned to pages");
+        let end = entries.len().min(moved + MOVES);
+        let is_current = |tag: u64, generation| tag >> LINE_BITS & GENERATION_MASK == generation;
+        for entry in entries[moved..end].iter().filter(|entry| is_current(entry.tag(), self.generation)) {
+            let position = self.position(LineNumber(entry.tag() & ((1 << LINE_BITS) - 1)));
+            let generation = self.generation;
+            let new = &mut <[Entry]>::mut_from_bytes(&mut self.memory)
+                .expect("a mapping is aligned to pages")[position];
+            if !is_current(new.tag(), generation) {
+                new.words = entry.words;
             }
+        }
+        if end < entries.len() {
+            self.before = Some((old, end));
         }
     }
 
@@ -98,6 +126,7 @@ impl IndexCache {
     /// Drops everything and starts again under another place epoch.
     pub(crate) fn restart(&mut self, place_epoch: u64) {
         self.place_epoch = place_epoch;
+        self.before = None;
         self.generation = (self.generation + 1) & GENERATION_MASK;
         if self.generation == 0 {
             // The tags of 255 restarts ago would count again.
@@ -170,6 +199,9 @@ impl IndexCache {
         let entry = &mut self.entries_mut()[position];
         entry.words = *kv_common::probe::line(words);
         entry.words[0] = tag;
+        if self.before.is_some() {
+            self.move_some();
+        }
     }
 
     /// Follows a write of this client, if the line is here and the hint is no older than the cache.
@@ -238,7 +270,7 @@ fn lines_of(budget_bytes: usize, index_lines: u64) -> u64 {
 /// Zeroed memory on the largest pages that are to be had: a lookup touches one line of it at random.
 fn allocate(bytes: usize) -> std::io::Result<(MmapMut, &'static str)> {
     if bytes >= HUGE_PAGE_BYTES {
-        if let Ok(memory) = MmapOptions::new().len(bytes).huge(Some(21)).populate().map_anon() {
+        if let Ok(memory) = MmapOptions::new().len(bytes).huge(Some(21)).map_anon() {
             return Ok((memory, "2 MiB (hugetlb)"));
         }
         let memory = MmapMut::map_anon(bytes)?;
@@ -324,12 +356,44 @@ mod tests {
         assert_eq!(kept(&cache), [true; 8], "3 and 8 have no common divisor");
         cache.fit(100);
         assert_eq!((cache.bytes() / LINE_BYTES, cache.place_epoch()), (128, 7));
+        let other = line(0, &[(0, slot(99))]);
+        cache.keep(LineNumber(5), &other);
         assert_eq!(kept(&cache), [true; 8]);
         cache.fit(1 << 20);
         assert_eq!(cache.bytes() / LINE_BYTES, 512, "no more than the budget");
+        cache.keep(LineNumber(5), &other);
+        cache.keep(LineNumber(5), &other);
         assert_eq!(kept(&cache), [true; 8]);
         cache.fit(1);
         assert_eq!(cache.bytes() / LINE_BYTES, 512, "it never shrinks");
+    }
+
+    #[test]
+    fn what_a_cache_held_follows_it_little_by_little() {
+        const LINES: u64 = 1 << 12;
+        let mut cache = IndexCache::new(1 << 20, LINES).unwrap();
+        let keep = |cache: &mut IndexCache, number, place| {
+            cache.keep(LineNumber(number), &line(0, &[(0, slot(place))]));
+        };
+        (0..LINES).for_each(|number| keep(&mut cache, LINES + number, number + 1));
+        cache.fit(2 * LINES);
+        let found =
+            |cache: &IndexCache, number| cache.find(LineNumber(LINES + number), HASH).slots().to_vec();
+        let count =
+            |cache: &IndexCache| (0..LINES).filter(|&i| found(cache, i).contains(&slot(i + 1))).count();
+        assert_eq!(count(&cache), 0);
+        // A line that was read again meanwhile is the newer one.
+        keep(&mut cache, LINES + 9, 77);
+        assert_eq!((count(&cache), found(&cache, 9)[0]), (MOVES - 1, slot(77)));
+        for _ in 1..LINES as usize / MOVES {
+            keep(&mut cache, 3, 1);
+        }
+        assert_eq!(count(&cache), LINES as usize - 1);
+        assert!(cache.before.is_none(), "the old memory is given back");
+        cache.fit(4 * LINES);
+        cache.restart(8);
+        keep(&mut cache, 3, 1);
+        assert_eq!(count(&cache), 0, "what was learned under another epoch does not follow");
     }
 
     #[test]
