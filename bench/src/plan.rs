@@ -346,8 +346,8 @@ mod tests {
             "--fieldcount 0",
             "--key-size 15",
             "--target 0",
-            "--value-size 2MiB",
-            "--fieldlength 900KiB",
+            "--value-size 2GiB",
+            "--fieldlength 900MiB",
         ] {
             let found = run(&format!("--workload c {bad}"));
             assert!(matches!(found, Err(UsageError::Range(_))), "{bad}: {found:?}");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_is_of_the_issues_sizes_by_default() {
+    fn a_comparison_is_of_these_sizes_by_default() {
         let plan = compare("").unwrap();
         assert_eq!(plan.workload.records, 1_000_000);
         assert_eq!(plan.workload.keys.bytes_max(), 24);
