@@ -22,7 +22,6 @@ macro_rules! scenarios {
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
             full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
-            check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
             scan: scans_see_all_keys_and_clears_leave_none;
         }
     };
@@ -38,12 +37,13 @@ macro_rules! scenarios {
     };
 }
 
-/// Those that write so much that a guest takes a minute or more for each.
+/// Those that write or read so much that a guest takes half a minute or more for each.
 macro_rules! long_scenarios {
     ($start:path $(, #[$condition:meta])?) => {
         scenarios! { $start, [$(#[$condition])?]
             cache: keys_in_use_stay_and_no_write_is_refused;
             space: deleted_values_make_room_for_other_sizes;
+            check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
             growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
