@@ -6,9 +6,8 @@ macro_rules! scenarios {
             basics: put_get_update_delete, compare_and_set_in_all_its_outcomes, empty_values_are_values,
                 keys_have_any_bytes, keys_beyond_the_limits_are_refused, versions_rise, timeouts_have_any_length;
             sizes: values_of_every_class, values_at_the_limits_of_messages, values_beyond_the_limit_are_refused;
-            large: values_around_every_limit, the_largest_value_of_the_default, large_values_under_conditions,
-                appends_to_large_values, many_large_values_at_once, readers_of_large_values_under_fire,
-                large_values_end_and_are_touched, a_region_without_a_long_run_says_so;
+            large: the_largest_value_of_the_default, large_values_under_conditions, appends_to_large_values,
+                many_large_values_at_once, readers_of_large_values_under_fire, large_values_end_and_are_touched;
             conditions: puts_under_every_condition, deletes_under_every_condition,
                 adds_count_and_refuse_what_is_no_counter, appends_make_longer_values;
             expiry: keys_end_and_count_as_absent, touches_move_the_end, times_to_live_out_of_range_are_refused;
@@ -37,11 +36,12 @@ macro_rules! scenarios {
     };
 }
 
-/// Those that write or read so much that a guest takes half a minute or more for each.
+/// Those that write or read so much that a guest takes long for each.
 macro_rules! long_scenarios {
     ($start:path $(, #[$condition:meta])?) => {
         scenarios! { $start, [$(#[$condition])?]
             cache: keys_in_use_stay_and_no_write_is_refused;
+            large: values_around_every_limit, a_region_without_a_long_run_says_so;
             space: deleted_values_make_room_for_other_sizes;
             check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
             growth: an_index_grows_and_no_reader_misses_a_key;
