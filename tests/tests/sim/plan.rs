@@ -50,6 +50,8 @@ pub(crate) struct Plan {
     /// Once in so many turns nothing happens for a while, and once in so many of these times the server is stopped.
     pub(crate) lull_one_in: u64,
     pub(crate) stop_one_in: u64,
+    /// How often the server publishes its clock, if keys have an end and there are no lulls between which it does.
+    pub(crate) clock_every_ns: Option<u64>,
     pub(crate) players: Vec<PlayerPlan>,
     pub(crate) keys: Vec<Key>,
     /// Bytes of the blocks in use.
@@ -108,6 +110,7 @@ impl Plan {
             stand_one_in: if mood == Mood::Boom { rng.pick(&[0, 0, 2]) } else { 2 },
             lull_one_in: if mood == Mood::Lull { rng.pick(&[50, 200]) } else { 0 },
             stop_one_in: if mood == Mood::Lull { rng.pick(&[0, 20, 200]) } else { 0 },
+            clock_every_ns: (mood == Mood::Haul).then_some(5_000_000),
             wake_one_in: if is_storm { 2 } else { rng.pick(&[4, 10]) },
             break_one_in: match mood {
                 Mood::Storm => rng.pick(&[0, 5000, 50_000]),

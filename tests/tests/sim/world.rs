@@ -75,6 +75,8 @@ struct World<'a> {
     kill_one_in: u64,
     lull_one_in: u64,
     stop_one_in: u64,
+    clock_every_ns: Option<u64>,
+    clock_due_ns: u64,
     /// The server is stopped until this time of the fabric.
     stopped_until_ns: u64,
     kills: u64,
@@ -94,6 +96,7 @@ impl<'a> World<'a> {
             kill_one_in,
             lull_one_in,
             stop_one_in,
+            clock_every_ns,
             players,
             keys,
             block_bytes,
@@ -145,6 +148,8 @@ impl<'a> World<'a> {
             kill_one_in,
             lull_one_in,
             stop_one_in,
+            clock_every_ns,
+            clock_due_ns: 0,
             stopped_until_ns: 0,
             kills: 0,
             stops: 0,
@@ -212,6 +217,12 @@ impl<'a> World<'a> {
         }
         if self.rng.one_in(self.lull_one_in) {
             self.lull();
+        }
+        if let (Some(every_ns), Some(server)) = (self.clock_every_ns, &self.server)
+            && self.fabric.now_ns() >= self.clock_due_ns
+        {
+            self.clock_due_ns = self.fabric.now_ns() + every_ns;
+            server.publish_clock();
         }
         let now = self.fabric.now_step();
         let is_standing =
