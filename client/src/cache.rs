@@ -92,13 +92,12 @@ impl IndexCache {
         let Some((old, moved)) = self.before.take() else { return };
         let entries = <[Entry]>::ref_from_bytes(&old).expect("a mapping is aligned to pages");
         let end = entries.len().min(moved + MOVES);
-        let is_current = |tag: u64, generation| tag >> LINE_BITS & GENERATION_MASK == generation;
-        for entry in entries[moved..end].iter().filter(|entry| is_current(entry.tag(), self.generation)) {
+        let generation = self.generation;
+        let is_current = |entry: &Entry| entry.tag() >> LINE_BITS & GENERATION_MASK == generation;
+        for entry in entries[moved..end].iter().filter(|entry| is_current(entry)) {
             let position = self.position(LineNumber(entry.tag() & ((1 << LINE_BITS) - 1)));
-            let generation = self.generation;
-            let new = &mut <[Entry]>::mut_from_bytes(&mut self.memory)
-                .expect("a mapping is aligned to pages")[position];
-            if !is_current(new.tag(), generation) {
+            let new = &mut self.entries_mut()[position];
+            if !is_current(new) {
                 new.words = entry.words;
             }
         }

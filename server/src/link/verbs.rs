@@ -56,8 +56,8 @@ pub(crate) struct VerbsLink {
     mirror: Mirror,
     /// A request whose staged value is being fetched.
     fetching: Option<Vec<u8>>,
-    /// It is, or the last one was, fetched straight to its block.
-    has_landing: bool,
+    /// The device may store to the run of this session's upload: from before its READs are posted until all of them are back.
+    is_landing: bool,
     token: u64,
     looks_in_vain: u32,
     /// When the first of them was that yielded.
@@ -98,7 +98,7 @@ impl VerbsLink {
             sends_left: sends_max,
             mirror: Mirror { words, memory: None, client: client.memory },
             fetching: None,
-            has_landing: false,
+            is_landing: false,
             token: 0,
             looks_in_vain: 0,
             idle_since: Instant::now(),
@@ -152,6 +152,7 @@ impl VerbsLink {
             if !self.queues.has_fetched(self.number)? {
                 return Ok(Next::Nothing);
             }
+            self.is_landing = false;
             let fetched = self.fetching.take().expect("just seen");
             message.clone_from(&fetched);
             return Ok(Next::Request);
@@ -186,7 +187,6 @@ impl VerbsLink {
         match landing {
             Some(landing) => self.fetch_to(landing, offset_bytes)?,
             None => {
-                self.has_landing = false;
                 let sink = self.mirror_range(offset_bytes, len_bytes)?;
                 self.fetch(sink, remote, Sent::Fetch)?;
             }
@@ -209,6 +209,8 @@ impl VerbsLink {
 
     /// Fetches what is at `offset_bytes` of the client's area to these ranges of the region.
     fn fetch_to(&mut self, landing: Landing, offset_bytes: u64) -> Result<(), End> {
+        // If posting fails in the middle, the first ones may be under way.
+        self.is_landing = true;
         let (mut at_bytes, last) = (offset_bytes, landing.len() - 1);
         for (i, range) in landing.into_iter().enumerate() {
             let len_bytes = range.end - range.start;
@@ -217,7 +219,6 @@ impl VerbsLink {
             self.fetch(sink, remote, if i == last { Sent::Fetch } else { Sent::Piece })?;
             at_bytes += len_bytes;
         }
-        self.has_landing = true;
         Ok(())
     }
 
@@ -251,7 +252,7 @@ impl VerbsLink {
 
     /// Ends it. While its device may still store to the run that it was filling, the run goes to nobody else.
     pub(super) fn end(mut self: Box<Self>, run: Option<AbandonedRun>) {
-        if let Some(run) = run.filter(|_| self.has_landing && self.fetching.is_some()) {
+        if let Some(run) = run.filter(|_| self.is_landing) {
             self.pair.keep_until_closed(run);
         }
     }
