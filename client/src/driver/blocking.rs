@@ -102,12 +102,17 @@ impl<T: Transport> Driver<T> {
         Ok(())
     }
 
+    /// Lets the index cache grow with the index, after the directory was read.
+    pub(super) fn fit_cache(&mut self) {
+        self.cache.fit(self.view.index_lines());
+        self.stats.index_cache_bytes = self.cache.bytes();
+    }
+
     /// Fills the index cache from the index, in large READs.
     pub(crate) fn warm_up(&mut self) -> Result<WarmUp, Error> {
         // The index may have grown since the directory was read.
         self.read_view()?;
-        self.cache.fit(self.view.index_lines());
-        self.stats.index_cache_bytes = self.cache.bytes();
+        self.fit_cache();
         let mut segments = self.view.directory().to_vec();
         segments.sort_unstable();
         segments.dedup();

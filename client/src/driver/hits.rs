@@ -54,7 +54,11 @@ impl Hits {
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         self.until_next -= 1;
-        self.until_next == 0
+        let is_due = self.until_next == 0;
+        if is_due {
+            self.until_next = self.draw();
+        }
+        is_due
     }
 
     /// A distance from 1 to twice the mean less one.
@@ -83,7 +87,6 @@ impl<T: Transport> Driver<T> {
     /// Notes a hit whose turn it is; one of a GET that takes no part in turns lets replies to earlier reports be taken.
     #[cold]
     pub(super) fn note_hit(&mut self, slot: Slot, takes_turns: bool) {
-        self.hits.until_next = self.hits.draw();
         if self.hits.places.is_empty() {
             self.hits.begun_ns = self.transport.now_ns();
         }
@@ -140,7 +143,6 @@ mod tests {
                     distance += 1;
                 }
                 distances.push(distance);
-                hits.until_next = hits.draw();
             }
             let mean = distances.iter().sum::<u64>() as f64 / distances.len() as f64;
             assert!((15.0..17.0).contains(&mean), "{mean} of seed {seed}");

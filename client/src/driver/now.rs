@@ -149,6 +149,15 @@ impl<T: Transport> Driver<T> {
         self.run_now(key, get, action, landing)
     }
 
+    /// After a hit.
+    fn note_if_due(&mut self, get: &Get) {
+        if self.hits.is_due()
+            && let Some(slot) = get.found_slot()
+        {
+            self.note_hit(slot, false);
+        }
+    }
+
     /// Runs the machine to its end where every READ is served at once.
     #[cold]
     fn run_now(
@@ -168,11 +177,7 @@ impl<T: Transport> Driver<T> {
                 }
                 Action::Found { version, value } => {
                     self.count_get(Some(true));
-                    if self.hits.is_due()
-                        && let Some(slot) = get.found_slot()
-                    {
-                        self.note_hit(slot, false);
-                    }
+                    self.note_if_due(&get);
                     return Ok(GetNow::Found { version, value });
                 }
                 Action::FoundExpiring { version, value, expires_ns } => {
@@ -183,7 +188,11 @@ impl<T: Transport> Driver<T> {
                         Judgement::LookAt(_) => return Ok(GetNow::Submit),
                         Judgement::Ask => return Ok(GetNow::Ask),
                     };
-                    self.count_get(Some(matches!(now, GetNow::Found { .. })));
+                    let is_hit = matches!(now, GetNow::Found { .. });
+                    self.count_get(Some(is_hit));
+                    if is_hit {
+                        self.note_if_due(&get);
+                    }
                     return Ok(now);
                 }
                 Action::Fetch => {
@@ -194,6 +203,7 @@ impl<T: Transport> Driver<T> {
                     match self.judge_large(expires_ns)? {
                         Judgement::Live => {}
                         Judgement::LookAt(_) => return Ok(GetNow::Submit),
+                        // See `judge_large`.
                         Judgement::Ask | Judgement::Expired => return Ok(GetNow::Ask),
                     }
                     self.count_get(Some(true));

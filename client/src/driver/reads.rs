@@ -92,11 +92,7 @@ impl<T: Transport> Driver<T> {
                 }
                 Action::Found { version, value } => {
                     let outcome = self.found(key, landed.as_ref(), value, version);
-                    let slot = self.slot_to_note(key);
-                    self.end(key, outcome);
-                    if let Some(slot) = slot {
-                        self.note_hit(slot, true);
-                    }
+                    self.end_hit(key, outcome);
                     break;
                 }
                 Action::Fetch => {
@@ -137,7 +133,7 @@ impl<T: Transport> Driver<T> {
                         }
                         Ok(Judgement::Live) => {
                             let outcome = self.found(key, landed.as_ref(), value, version);
-                            self.end(key, outcome);
+                            self.end_hit(key, outcome);
                         }
                     }
                     break;
@@ -155,7 +151,15 @@ impl<T: Transport> Driver<T> {
         self.recycle(landed);
     }
 
-    /// The slot of a GET that has found its value, if it is this hit's turn to be noted.
+    /// Ends a GET that has found its value, and notes that if it is this hit's turn.
+    fn end_hit(&mut self, key: usize, outcome: Outcome) {
+        let slot = self.slot_to_note(key);
+        self.end(key, outcome);
+        if let Some(slot) = slot {
+            self.note_hit(slot, true);
+        }
+    }
+
     fn slot_to_note(&mut self, key: usize) -> Option<Slot> {
         if !self.hits.is_due() {
             return None;
@@ -240,15 +244,11 @@ impl<T: Transport> Driver<T> {
         Ok(self.clock.judge(expires_ns, self.transport.now_ns()))
     }
 
-    /// Whether a large value that was read counts, which has this expiry if it has any; the server must say if its time is
-    /// over. READs of its pages take their time: it may have been touched after the first and before its time was over, and
+    /// Whether a large value that was read counts, which has this expiry if it has any. If its time is over the server must be
+    /// asked. READs of its pages take their time: it may have been touched after the first and before its time was over, and
     /// then the key was never absent.
     pub(super) fn judge_large(&mut self, expires_ns: Option<u64>) -> Result<Judgement, Error> {
-        let Some(expires_ns) = expires_ns else { return Ok(Judgement::Live) };
-        Ok(match self.judge_expiry(expires_ns)? {
-            Judgement::Expired => Judgement::Ask,
-            other => other,
-        })
+        expires_ns.map_or(Ok(Judgement::Live), |expires_ns| self.judge_expiry(expires_ns))
     }
 
     /// Lets an operation wait until the server's clock has been looked at again, at `at_ns` or later.
@@ -420,8 +420,7 @@ impl<T: Transport> Driver<T> {
                 if let Err(error) = self.view.set_directory(words) {
                     return self.fail_all(Broken::Protocol { what: error.to_string() });
                 }
-                self.cache.fit(self.view.index_lines());
-                self.stats.index_cache_bytes = self.cache.bytes();
+                self.fit_cache();
             }
         }
         self.refresh = None;

@@ -1,6 +1,8 @@
 //! A server that evicts.
 
-use kv_client::{Client, Outcome};
+use std::time::Duration;
+
+use kv_client::{Client, Conditional, Outcome, PutOptions};
 use kv_server::config::OnFull;
 
 use crate::live::server::{Needs, Start};
@@ -13,12 +15,16 @@ const COLD: u64 = 8000;
 /// Keys that are written between two rounds of GETs of what is hot.
 const COLD_PER_ROUND: u64 = 20;
 
+/// Every other one has an end that does not come.
 fn put_all(client: &mut Client, keys: impl Iterator<Item = u64>) {
     for i in keys {
-        client.submit_put(&i.to_le_bytes(), &value_of(i, LEN_BYTES)).unwrap();
+        let (name, value) = (i.to_le_bytes(), value_of(i, LEN_BYTES));
+        let mut options = PutOptions::default();
+        options.ttl = (i % 2 == 1).then_some(Duration::from_secs(3600));
+        client.submit_put_with(&name, &value, options).unwrap();
     }
     while let Some(done) = client.wait().unwrap() {
-        assert!(matches!(done.outcome, Outcome::Put(Ok(_))), "{done:?}");
+        assert!(matches!(done.outcome, Outcome::Conditional(Ok(Conditional::Done(_)))), "{done:?}");
     }
 }
 
