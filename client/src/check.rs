@@ -5,10 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use kv_common::check::{
-    self, CheckFinding, CheckProgress, CheckReport, PIECE_MAX_WORDS, Piece, Region, Take, Unjudged,
-};
-use kv_common::layout::{SEGMENT_BYTES, superblock};
+use kv_common::check::{self, CheckFinding, CheckProgress, CheckReport, Piece, Region, Take, Unjudged, cut};
+use kv_common::layout::SEGMENT_BYTES;
 use kv_common::limits::{REGION_MAX_BYTES, REGION_MIN_BYTES};
 use kv_common::probe::IdentityError;
 use kv_common::region::{bytes_of, bytes_of_mut};
@@ -75,7 +73,7 @@ impl Client {
     /// Verifies every invariant of the server's table that its bytes show, by READs of all index lines and of all blocks in
     /// use; also while the server is stopped. `observe` is told how far it is.
     ///
-    /// The table may be written to meanwhile. What looks wrong is read again up to ten times within a second or two, and is
+    /// The table may be written to meanwhile. What looks wrong is read again up to ten times within some seconds, and is
     /// a finding only if it stays; [`Checked::unjudged`] says what that leaves open. It takes 27 bytes of memory per key,
     /// and up to 20 MiB.
     ///
@@ -94,10 +92,7 @@ impl Client {
     pub fn save_region(&mut self, out: &mut dyn Write) -> Result<(), RegionFileError> {
         self.check_fork()?;
         let driver = self.live()?;
-        let len_words = driver.len_words();
-        let mut pieces = (0..len_words)
-            .step_by(PIECE_MAX_WORDS)
-            .map(|at_word| Piece { at_word, len_words: PIECE_MAX_WORDS.min(len_words - at_word) });
+        let mut pieces = cut(0, driver.len_words());
         let mut written = Ok(());
         driver.read_region(&mut pieces, &mut |_, words| {
             if written.is_ok() {
@@ -127,9 +122,6 @@ pub fn check_file(path: &Path, mut observe: impl FnMut(CheckProgress)) -> Result
         return Err(size("a multiple of 2 MiB, from 16 MiB to 16 TiB".into()));
     }
     let mut region = FileRegion { file, len_words: (found_bytes / 8) as usize };
-    let mut says_bytes = 0;
-    let first = Piece { at_word: superblock::REGION_BYTES, len_words: 1 };
-    region.read(&mut [first].into_iter(), &mut |_, words| says_bytes = words[0]).map_err(io)?;
     let checked = checked(&mut region, &mut observe).map_err(io)?;
     match &checked.findings[..] {
         [
@@ -137,7 +129,7 @@ pub fn check_file(path: &Path, mut observe: impl FnMut(CheckProgress)) -> Result
                 error @ (IdentityError::Magic { .. } | IdentityError::LayoutVersion { .. }),
             ),
         ] => Err(RegionFileError::NotATable { path: name, error: error.clone() }),
-        [CheckFinding::Identity(IdentityError::Field { field: "region size", .. })]
+        &[CheckFinding::Identity(IdentityError::Field { field: "region size", found: says_bytes })]
             if says_bytes > found_bytes && says_bytes <= REGION_MAX_BYTES =>
         {
             Err(size(format!("{says_bytes} as its superblock says")))

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kv_client::{CheckFinding, CheckProgress, Checked, Client, check_file};
+use kv_common::check::FINDINGS_MAX;
 use kv_common::layout::{HOME_LINES, LINE_SLOTS, PAGE_BYTES, SEGMENT_BYTES};
 
 use super::{CliError, End, io, print};
@@ -105,7 +106,7 @@ fn text(source: &str, checked: &Checked, took: Duration) -> String {
             share(report.keys, slots)
         ),
     );
-    let small_bytes = report.block_bytes - report.used_pages * PAGE_BYTES;
+    let small_bytes = report.block_bytes.saturating_sub(report.used_pages * PAGE_BYTES);
     row(
         "blocks",
         format!(
@@ -145,7 +146,7 @@ fn text(source: &str, checked: &Checked, took: Duration) -> String {
     }
     let verdict = match checked.findings.len() {
         0 => "sound".to_owned(),
-        found => format!("{found} findings{}", if found >= 100 { ", and perhaps more" } else { "" }),
+        found => format!("{found} findings{}", if found >= FINDINGS_MAX { ", and perhaps more" } else { "" }),
     };
     row("result", verdict);
     text

@@ -166,6 +166,6 @@ impl<T: Transport> Region for Driver<T> {
     }
 
     fn look_again(&mut self, look: u32) -> Result<(), Error> {
-        self.pause((1 << look.min(16)).min(PAUSE_MAX_MS) * 1_000_000)
+        self.pause((1 << look).min(PAUSE_MAX_MS) * 1_000_000)
     }
 }

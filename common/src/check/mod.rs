@@ -32,7 +32,7 @@ mod twice;
 use std::collections::BTreeMap;
 
 pub use findings::{CheckFinding, CheckReport, FindingDescription, SlotFault};
-pub use region::{PIECE_MAX_WORDS, Piece, Region, Take};
+pub use region::{PIECE_MAX_WORDS, Piece, Region, Take, cut};
 
 use index::{Entry, State};
 use region::read_into;
@@ -46,9 +46,9 @@ use crate::probe::{IdentityError, TableView};
 use crate::region::ReadWords;
 
 /// Findings after which no more are kept: one broken line can bring about very many.
-const FINDINGS_MAX: usize = 100;
+pub const FINDINGS_MAX: usize = 100;
 /// How often what looks wrong in a live region is looked at again before it is a finding.
-pub const LOOKS: u32 = 10;
+const LOOKS: u32 = 10;
 /// The smallest block, with a key of one byte.
 const BLOCK_MIN_WORDS: usize = Span::of_bytes(BLOCK_HEADER_BYTES + 1).0 as usize * 2;
 

@@ -78,7 +78,7 @@ impl Region for ReadWords {
 }
 
 /// The pieces of so many words.
-pub(super) fn cut(at_word: usize, len_words: usize) -> impl Iterator<Item = Piece> {
+pub fn cut(at_word: usize, len_words: usize) -> impl Iterator<Item = Piece> {
     (at_word..at_word + len_words).step_by(PIECE_MAX_WORDS).map(move |start| Piece {
         at_word: start,
         len_words: PIECE_MAX_WORDS.min(at_word + len_words - start),

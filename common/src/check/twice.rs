@@ -29,8 +29,8 @@ enum OfOneBlock {
     Single,
     /// Two, of which one is the copy that a split has left.
     Copied,
-    /// Of more keys or segments than one; and the slots in segments that have given the key away.
-    Wrong { is_twice: bool, given_away: Vec<Entry> },
+    /// Of more keys or segments than one; and a slot in a segment that has given the key away.
+    Wrong { is_twice: bool, given_away: Option<Entry> },
 }
 
 impl<R: Region> Checker<'_, R> {
@@ -85,7 +85,7 @@ impl<R: Region> Checker<'_, R> {
                 if is_twice {
                     self.findings.note(CheckFinding::BlockTwice { place: group[0].place() });
                 }
-                for entry in given_away.into_iter().take(1) {
+                if let Some(entry) = given_away {
                     let (line, index, slot, fault) =
                         (entry.line(), entry.index(), entry.slot, SlotFault::GivenAway);
                     self.findings.note(CheckFinding::Slot { line, index, slot, fault });
@@ -193,9 +193,9 @@ fn header_in(states: &BTreeMap<u64, State>, line: LineNumber) -> Header {
 
 fn of_one_block(group: &[Entry], headers: &Headers) -> OfOneBlock {
     let is_given_away = |entry: &&Entry| !headers(home_line(entry)).answers_for(KeyHash(entry.hash.get()));
-    let given_away: Vec<Entry> = group.iter().filter(is_given_away).cloned().collect();
+    let given_away = group.iter().find(is_given_away).cloned();
     match group {
-        [_] if given_away.is_empty() => OfOneBlock::Single,
+        [_] if given_away.is_none() => OfOneBlock::Single,
         [a, b] if a.slot == b.slot && (is_split(a, b, headers) || is_split(b, a, headers)) => {
             OfOneBlock::Copied
         }

@@ -68,7 +68,8 @@ pub enum Refusal {
     },
     /// No run of free pages is long enough for a large value.
     #[error(
-        "region full: a value of this size takes {run_bytes} bytes in one piece, and the largest piece that is free has          {largest_bytes}; delete large values or start the server with more --memory"
+        "region full: a value of this size takes {run_bytes} bytes in one piece, and the largest piece that is free has \
+         {largest_bytes}; delete large values or start the server with more --memory"
     )]
     NoRun {
         /// Bytes of its pages.
