@@ -14,7 +14,8 @@ type Sink<'a> = &'a mut dyn FnMut(&Reply<'_>);
 
 impl Worker {
     /// Serves one request message of `session` and hands its replies to `sink`: one, or several in order for a value
-    /// larger than `limits::REPLY_CHUNK_BYTES`, of which an answer has at most `limits::ANSWER_MAX_BYTES`. `staging` is the memory that this client lends to the server.
+    /// larger than `limits::REPLY_CHUNK_BYTES`, of which an answer has at most `limits::ANSWER_MAX_BYTES`. `staging` is the
+    /// memory that this client lends to the server.
     ///
     /// Any bytes may come: what is no request is refused, under sequence number 0 if it has none.
     pub fn handle(&mut self, session: u64, message: &[u8], staging: Option<&Words>, sink: Sink<'_>) {
@@ -136,8 +137,7 @@ impl Worker {
 
     /// A part of a walk over all keys.
     fn serve_part(&mut self, request: &Request<'_>, sink: Sink<'_>) {
-        let wire::Value::Inline(cursor) = request.value else { unreachable!("the message was decoded") };
-        let cursor = u64::from_le_bytes(cursor.try_into().expect("the message was decoded"));
+        let cursor = operand(request).expect("the message was decoded");
         if request.op == Op::Scan {
             let mut keys = Vec::new();
             let next = self.scan(cursor, &mut keys);
@@ -192,7 +192,7 @@ impl Worker {
 
 /// The number that is the value of a request, if it has one.
 fn operand(request: &Request<'_>) -> Option<u64> {
-    let kv_common::wire::Value::Inline(bytes) = request.value else { return None };
+    let wire::Value::Inline(bytes) = request.value else { return None };
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
 

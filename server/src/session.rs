@@ -40,7 +40,7 @@ pub(crate) enum Turn {
     Nothing,
     /// So many requests were served, not counting READs; there may be more.
     Served(usize),
-    /// It has not read all of its replies: its next request is not taken before it has.
+    /// It has not read all of its replies, or its request waits for room: its next request is not taken before.
     Stalled {
         /// It has read some.
         has_progress: bool,
@@ -105,8 +105,8 @@ impl Session {
         Ok(if requests + others == 0 { Turn::Stalled { has_progress } } else { Turn::Served(requests) })
     }
 
-    /// Answers one request; false if it waits for room. A message that is none is an error after it was answered: who sends such things cannot be
-    /// trusted with what follows.
+    /// Answers one request; false if it waits for room. A message that is none is an error after it was answered: who sends
+    /// such things cannot be trusted with what follows.
     fn answer(
         &mut self,
         table: &mut table::Worker,
@@ -136,7 +136,7 @@ impl Session {
 
     /// Ends it; what it has begun in the table and not ended is given up.
     pub(crate) fn end(self, table: &mut table::Worker) {
-        let run = table.end_session(self.number);
+        let run = table.abandon(self.number);
         self.link.end(run);
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A client is *hot* while it asks for something: the worker looks for requests of it in a loop. When it has asked for nothing
 //! for as long as its spin budget says, it becomes *quiet*: its link says so, and its descriptor becomes ready with its
-//! next request. A client that does not read its replies is *stalled*: it is looked at after pauses that grow, or when its
-//! descriptor is ready. With no hot client the worker sleeps.
+//! next request. A client that does not read its replies, or whose request waits for room, is *stalled*: it is looked at after
+//! pauses that grow, or when its descriptor is ready. With no hot client the worker sleeps.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ impl Worker {
         0
     }
 
-    /// Looks again at clients that did not read their replies, when it is time.
+    /// Looks again at clients that are stalled, when it is time.
     fn retry_stalled(&mut self) {
         if self.stalled.is_empty() {
             return;
@@ -388,7 +388,7 @@ impl Client {
         self.state = if self.session.fall_asleep() { State::Quiet } else { self.awake() };
     }
 
-    /// It took nothing once more. True if it is now stalled and was not before.
+    /// It took nothing once more, or its request waits. True if it is now stalled and was not before.
     fn stall(&mut self) -> bool {
         let pause = match &mut self.state {
             State::Hot { looks } if *looks > 1 => {

@@ -88,7 +88,7 @@ proptest! {
     #[test]
     fn arbitrary_messages_are_answered(
         messages in prop::collection::vec(
-            (prop::collection::vec(any::<u8>(), 0..120), any::<bool>(), 0u8..12, 0u8..3, 0u16..20, any::<bool>()), 1..50,
+            (prop::collection::vec(any::<u8>(), 0..120), any::<bool>(), 0u8..16, 0u8..16, 0u16..20, any::<bool>()), 1..50,
         ),
     ) {
         let table = table(8, 1, None);
@@ -96,7 +96,8 @@ proptest! {
         let staging = Words::zeroed(16);
         for (mut message, is_plausible, op, flags, key_bytes, is_staged) in messages {
             if is_plausible && message.len() >= REQUEST_HEADER_BYTES {
-                let inline_bytes = message.len().saturating_sub(REQUEST_HEADER_BYTES + key_bytes as usize) as u32;
+                let headers = REQUEST_HEADER_BYTES + if flags & 8 != 0 { 8 } else { 0 };
+                let inline_bytes = message.len().saturating_sub(headers + key_bytes as usize) as u32;
                 message[8..16].copy_from_slice(&SESSION.to_le_bytes());
                 (message[24], message[25]) = (op, flags);
                 message[26..28].copy_from_slice(&key_bytes.to_le_bytes());

@@ -129,9 +129,9 @@ fn an_upload_ends_with_its_session_or_the_next_one() {
     client.part(&value(2, 700_000));
     let report = table.check().expect("what is coming is accounted for");
     assert_eq!((report.waiting_blocks, report.free_pages), (0, 32 - 16));
-    client.worker.end_session(SESSION + 1);
+    client.worker.abandon(SESSION + 1);
     assert_eq!(client.part(&value(3, 1)).status, Status::Done, "another session's end");
-    client.worker.end_session(SESSION);
+    client.worker.abandon(SESSION);
     assert_eq!(counter(&table, "uploads_abandoned"), 2);
     assert_eq!(client.part(&value(3, 1)).refusal(), Some(Refusal::NoUpload));
     assert_all_free(&table, &mut client);

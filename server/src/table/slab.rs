@@ -160,6 +160,11 @@ impl Slab {
         self.take_open(&mut class, span)
     }
 
+    /// The same out of the segments that the class has.
+    pub(super) fn take_within(&self, span: Span) -> Option<Place> {
+        self.take_open(&mut self.classes[span.0 as usize].lock(), span)
+    }
+
     /// A run of pages for a large block, which nobody can reach.
     ///
     /// # Errors
@@ -188,11 +193,6 @@ impl Slab {
         Ok(runs.take(pages).expect("so many segments make a run that is long enough"))
     }
 
-    /// The same out of the segments that the class has.
-    pub(super) fn take_within(&self, span: Span) -> Option<Place> {
-        self.take_open(&mut self.classes[span.0 as usize].lock(), span)
-    }
-
     fn take_open(&self, class: &mut Class, span: Span) -> Option<Place> {
         let segment = *class.open.last()?;
         let cut = &mut class.segments[self.position(segment)];
@@ -210,9 +210,16 @@ impl Slab {
         Some(Place(segment * SEGMENT_GRANULES + number * span.granules()))
     }
 
-    /// Gives a block back that nobody can reach, or only readers that judge what they read. True if its segment has no
-    /// block in use now, or, for a large block, a segment all of whose pages are free.
-    pub(super) fn give_back(&self, span: Span, place: Place) -> bool {
+    /// Gives a block back that nobody can reach, or only readers that judge what they read. Wakes who makes segments free if
+    /// that emptied one while they are scarce.
+    pub(super) fn give_back(&self, span: Span, place: Place) {
+        if self.put_back(span, place) {
+            self.space.note_empty_segment(self.is_scarce());
+        }
+    }
+
+    /// True if its segment has no block in use now, or, for a large block, a segment all of whose pages are free.
+    fn put_back(&self, span: Span, place: Place) -> bool {
         if span.is_large() {
             let run = Run::at(place, 0).expect("a large block starts with a page");
             return self.pages.lock().give_back(run.first_page);
@@ -239,10 +246,9 @@ impl Slab {
     }
 
     /// Gives a block back that was noted as waiting. As [`Slab::give_back`].
-    pub(super) fn give_back_waiting(&self, slot: Slot) -> bool {
-        let is_empty = self.give_back(slot.span(), slot.place());
+    pub(super) fn give_back_waiting(&self, slot: Slot) {
+        self.give_back(slot.span(), slot.place());
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        is_empty
     }
 
     /// Notes that so many runs more, or less, are being filled part by part.

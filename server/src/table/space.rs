@@ -126,7 +126,7 @@ impl Table {
         self.space.quarantined.load(Ordering::Relaxed)
     }
 
-    fn all_segments(&self) -> u64 {
+    pub(super) fn all_segments(&self) -> u64 {
         (self.region.len_words() / SEGMENT_WORDS) as u64
     }
 
@@ -323,6 +323,8 @@ impl SpaceKeeper {
             self.worker.reclaim();
             emptying.passes += 1;
             if self.table().slab.used_of(candidate) == 0 {
+                // Another empty one may be taken in its place: then it serves its class again.
+                self.table().slab.reopen(candidate);
                 self.take_empty(1);
                 return Upkeep::Busy;
             }

@@ -41,11 +41,9 @@ pub struct AbandonedRun {
 
 impl Drop for AbandonedRun {
     fn drop(&mut self) {
-        let (table, (span, place)) = (&self.table, self.block);
-        if table.slab.give_back(span, place) {
-            table.space.note_empty_segment(table.slab.is_scarce());
-        }
-        table.slab.note_draft(-1);
+        let (slab, (span, place)) = (&self.table.slab, self.block);
+        slab.give_back(span, place);
+        slab.note_draft(-1);
     }
 }
 
@@ -131,7 +129,7 @@ impl Worker {
     }
 
     /// Puts the value that has come, if the condition holds. If there is no room for its slot, this can be tried again, until
-    /// the upload is abandoned.
+    /// the upload is abandoned, which is the caller's to do when it answers a refusal.
     pub(crate) fn end_upload(
         &mut self,
         session: u64,
@@ -153,7 +151,6 @@ impl Worker {
             None
         };
         if let Some(refusal) = fault {
-            drop(self.abandon(session));
             return Err(refusal);
         }
         let Upload { ttl_ns, block, filled, .. } = self.uploads.remove(&session).expect("just seen");
@@ -183,8 +180,8 @@ impl Worker {
         outcome
     }
 
-    /// Gives up what a session has begun and not ended.
-    pub(crate) fn abandon(&mut self, session: u64) -> Option<AbandonedRun> {
+    /// Gives up what a session has begun and not ended; also when the session is over.
+    pub fn abandon(&mut self, session: u64) -> Option<AbandonedRun> {
         let upload = self.uploads.remove(&session)?;
         Some(self.give_up(upload))
     }
@@ -199,10 +196,5 @@ impl Worker {
     fn give_up(&self, upload: Upload) -> AbandonedRun {
         self.counters.add(Counter::UploadsAbandoned, 1);
         AbandonedRun { table: Arc::clone(&self.table), block: upload.block }
-    }
-
-    /// Tells that a session is over: what it has begun and not ended is given up.
-    pub fn end_session(&mut self, session: u64) -> Option<AbandonedRun> {
-        self.abandon(session)
     }
 }

@@ -92,13 +92,9 @@ impl Worker {
             recency.end(slot.span(), slot.place());
         }
         self.table.slab.note_waiting();
-        let (slab, space) = (Arc::clone(&self.table.slab), Arc::clone(&self.table.space));
+        let slab = Arc::clone(&self.table.slab);
         let pinned = self.epoch.pin();
-        pinned.defer(move || {
-            if slab.give_back_waiting(slot) {
-                space.note_empty_segment(slab.is_scarce());
-            }
-        });
+        pinned.defer(move || slab.give_back_waiting(slot));
         if self.table.slab.is_scarce() || slot.span().is_large() {
             // Kept in this thread's bag, the block would be out of other workers' reach until the bag is full. A bag of large
             // ones could be most of the region.

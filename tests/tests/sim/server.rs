@@ -364,7 +364,7 @@ fn serve(
     let mut parked = Parked::default();
     loop {
         for session in fabric.take_ended() {
-            worker.end_session(session);
+            worker.abandon(session);
         }
         if let Some((request, mut waiting)) = parked.next(fabric, rng) {
             let link = request.link;
