@@ -190,6 +190,12 @@ impl Get {
         self.fetch.as_mut().expect("it asked for READs of pages")
     }
 
+    /// A place counts only under the place epoch in which it was learned: a segment that has changed its kind may hold bytes
+    /// that a writer chose, shaped like a block.
+    fn is_of_other_epoch(&self, cx: &Context) -> bool {
+        self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch)
+    }
+
     fn on_block(
         &mut self,
         key: &[u8],
@@ -199,9 +205,7 @@ impl Get {
         cx: &mut Context,
     ) -> Action {
         let verdict = judge(words, key, slot.place(), cx.view.table_id);
-        // A place counts only under the place epoch in which it was learned: a segment that has changed its kind may
-        // hold bytes that a writer chose, shaped like a block.
-        if self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch) {
+        if self.is_of_other_epoch(cx) {
             return self.again(cx);
         }
         match verdict {
@@ -226,7 +230,7 @@ impl Get {
         is_cached: bool,
         cx: &mut Context,
     ) -> Action {
-        if self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch) {
+        if self.is_of_other_epoch(cx) {
             return self.again(cx);
         }
         match Assembly::begin(words, key, slot, cx.view) {
@@ -243,8 +247,7 @@ impl Get {
     /// All pages of a large block.
     fn on_pages(&mut self, fetch: Fetch, cx: &mut Context) -> Action {
         let Phase::Pages { slot, is_cached } = self.phase else { unreachable!("pages were read") };
-        // As for a block in one piece: its place counts under the epoch in which it was learned.
-        if self.place_epoch != cx.place_epoch && !mutant(Mutant::SkipPlaceEpoch) {
+        if self.is_of_other_epoch(cx) {
             return self.again(cx);
         }
         match fetch.finish(cx.view.table_id) {

@@ -10,8 +10,8 @@ use crate::adversary::{Mutant, mutant};
 use crate::block::{self, Verdict};
 use crate::hash::PayloadHasher;
 use crate::layout::{
-    BLOCK_HEADER_BYTES, EXPIRES, Lengths, NOT_LIVE, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_WORDS, Place,
-    Run, Slot, is_large, pages_of,
+    BLOCK_HEADER_BYTES, EXPIRES, Lengths, NOT_LIVE, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_WORDS, Run,
+    Slot, is_large, pages_of,
 };
 use crate::limits::PAGES_PER_READ;
 use crate::probe::TableView;
@@ -142,15 +142,10 @@ impl Assembly {
         let expires_ns = self.expiry.try_into().ok().map(u64::from_le_bytes);
         is_whole.then_some(Assembled { version: self.version, expires_ns, value: self.value })
     }
-
-    /// Where its block starts.
-    pub fn place(&self) -> Place {
-        self.run.place()
-    }
 }
 
 /// The pages of a block with these lengths, if the slot, the region and the server's limit allow for it.
-pub(crate) fn run_of(lengths: Lengths, slot: Slot, view: &TableView) -> Option<Run> {
+pub fn run_of(lengths: Lengths, slot: Slot, view: &TableView) -> Option<Run> {
     let block_bytes = lengths.block_bytes();
     if lengths.flags & !EXPIRES != 0
         || lengths.value_bytes as usize > view.value_max_bytes

@@ -31,7 +31,7 @@ impl<T: Transport> Driver<T> {
         ticket
     }
 
-    pub(super) fn new_get(&mut self, key: &[u8], into: Option<Registered>) -> Ticket {
+    fn new_get(&mut self, key: &[u8], into: Option<Registered>) -> Ticket {
         let hash = self.view.hash(key);
         let index = self.insert(key, hash, Kind::Get { get: Get::new(hash), state: GetState::Reading, into });
         let ticket = self.ops[index].ticket;
@@ -46,7 +46,7 @@ impl<T: Transport> Driver<T> {
 
     /// Hands over what was posted, unless others are in flight: whoever has many takes completions, and the turn that
     /// brings these hands over all READs that were posted meanwhile.
-    pub(super) fn flush_alone(&mut self) {
+    fn flush_alone(&mut self) {
         if self.ops.len() <= 1 {
             self.transport.flush();
         }
@@ -85,7 +85,7 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Starts an operation that is one request.
-    pub(super) fn submit_request(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<Ticket, Error> {
+    fn submit_request(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> Result<Ticket, Error> {
         self.admit()?;
         let index = self.insert(key, hash, kind);
         self.unsent.push_back(index);
@@ -121,7 +121,7 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Takes an operation that was admitted.
-    pub(super) fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> usize {
+    fn insert(&mut self, key: &[u8], hash: KeyHash, kind: Kind) -> usize {
         let started_ns = self.transport.now_ns();
         let deadline_ns = started_ns.saturating_add(self.timeout_ns);
         let ticket = Ticket(self.next_ticket);

@@ -92,6 +92,12 @@ impl Run {
         (self.first_page + page) as usize * PAGE_WORDS
     }
 
+    /// Offset of this word of its block's payload, in words.
+    #[inline]
+    pub fn payload_word(self, word: usize) -> usize {
+        self.page_word((word / PAGE_PAYLOAD_WORDS) as u64) + PAGE_HEAD_WORDS + word % PAGE_PAYLOAD_WORDS
+    }
+
     /// Its bytes.
     pub fn bytes(self) -> u64 {
         self.pages * PAGE_BYTES

@@ -28,14 +28,13 @@ impl Counters {
 
     /// Adds `by`, wrapping.
     pub(super) fn add(&self, counter: Counter, by: u64) {
-        let word = self.page_word + counter as usize;
-        self.region.store(word, self.region.load(word).wrapping_add(by));
+        self.add_word(counter as usize, by);
     }
 
-    /// Adds 1 to a word of the page that is not among the counters.
-    pub(super) fn add_word(&self, word: usize) {
+    /// The same to any word of the page.
+    pub(super) fn add_word(&self, word: usize, by: u64) {
         let word = self.page_word + word;
-        self.region.store(word, self.region.load(word).wrapping_add(1));
+        self.region.store(word, self.region.load(word).wrapping_add(by));
     }
 
     /// Subtracts `by`, wrapping.

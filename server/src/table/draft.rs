@@ -139,16 +139,15 @@ impl Draft {
         }
         if self.rest_bytes > 0 {
             // The device stores the other bytes of this word.
-            region.store(self.word_of(self.stored_words), self.rest);
+            region.store(self.run.payload_word(self.stored_words), self.rest);
         }
         self.landing_bytes = Some(len_bytes);
         let mut at = self.stored_words * WORD_BYTES + self.rest_bytes;
         let end = at + len_bytes;
         let mut landing = Landing::new();
         while at < end {
-            let (page, inside) = (at / PAGE_PAYLOAD_BYTES, at % PAGE_PAYLOAD_BYTES);
-            let now = (end - at).min(PAGE_PAYLOAD_BYTES - inside);
-            let start = (self.run.page_word(page as u64) + PAGE_HEAD_WORDS) * WORD_BYTES + inside;
+            let now = (end - at).min(PAGE_PAYLOAD_BYTES - at % PAGE_PAYLOAD_BYTES);
+            let start = self.run.payload_word(at / WORD_BYTES) * WORD_BYTES + at % WORD_BYTES;
             debug_assert!((start + now) as u64 <= self.run.end_page() * PAGE_BYTES);
             landing.push(start as u64..(start + now) as u64);
             at += now;
@@ -176,7 +175,7 @@ impl Draft {
             let words = LANDED_WORDS.min(in_page).min(end.div_ceil(WORD_BYTES) - self.stored_words);
             let until = end.min((self.stored_words + words) * WORD_BYTES);
             let found = grown(scratch, words);
-            region.copy_out(self.word_of(self.stored_words), found);
+            region.copy_out(self.run.payload_word(self.stored_words), found);
             let bytes = &bytes_of(found)[self.rest_bytes..until - self.stored_words * WORD_BYTES];
             self.hasher.update(bytes);
             take(bytes);
@@ -186,12 +185,6 @@ impl Draft {
                 bytes => found[words - 1] & ((1 << (bytes * 8)) - 1),
             };
         }
-    }
-
-    /// The region's word that has this one of the payload.
-    fn word_of(&self, payload_word: usize) -> usize {
-        let (page, at) = (payload_word / PAGE_PAYLOAD_WORDS, payload_word % PAGE_PAYLOAD_WORDS);
-        self.run.page_word(page as u64) + PAGE_HEAD_WORDS + at
     }
 
     /// Ends it, once the value is whole: what is left to do is under the stripes. It has an expiry if it was begun so.
@@ -234,7 +227,7 @@ impl Draft {
         while !words.is_empty() {
             let in_page = PAGE_PAYLOAD_WORDS - self.stored_words % PAGE_PAYLOAD_WORDS;
             let (now, later) = words.split_at(words.len().min(in_page));
-            region.copy_in(self.word_of(self.stored_words), now);
+            region.copy_in(self.run.payload_word(self.stored_words), now);
             self.stored_words += now.len();
             words = later;
         }

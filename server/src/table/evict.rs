@@ -100,7 +100,7 @@ impl Worker {
         let known = table.slab.recency.as_ref()?.get(slot.span(), place, table.now_s());
         let age_s = known.map_or(0, |known| known.age_s);
         self.counters
-            .add_word(superblock::EVICTED_AGES + age_class(age_s).min(EVICTED_AGES as u32 - 1) as usize);
+            .add_word(superblock::EVICTED_AGES + age_class(age_s).min(EVICTED_AGES as u32 - 1) as usize, 1);
         self.retire(slot);
         Some(age_s)
     }
@@ -171,8 +171,7 @@ impl Table {
 
     /// The class of the block that starts at a place that a client names; none if none does.
     fn class_at(&self, place: Place) -> Option<Span> {
-        let segments = self.region.len_words() as u64 / kv_common::layout::SEGMENT_WORDS as u64;
-        if place.segment() >= segments {
+        if place.segment() >= self.all_segments() {
             return None;
         }
         let entry = self.region.load(superblock::SEGMENT_TABLE + place.segment() as usize);

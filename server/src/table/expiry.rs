@@ -7,9 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use kv_common::layout::{
-    Counter, LINE_SLOTS, Lengths, LineNumber, Place, Run, SEGMENT_LINES, Slot, is_large, pages_of,
-};
+use kv_common::large;
+use kv_common::layout::{Counter, LINE_SLOTS, LineNumber, Place, SEGMENT_LINES, Slot};
 use parking_lot::Mutex;
 
 use super::lookup::At;
@@ -106,20 +105,6 @@ impl Table {
         self.expiry_of(at.slot.place()).is_none_or(|expires_ns| expires_ns > self.now_ns())
     }
 
-    /// True if a large block of these lengths can be where a slot of one leads.
-    fn has_large(&self, slot: Slot, lengths: Lengths) -> bool {
-        let block_bytes = lengths.block_bytes();
-        is_large(block_bytes)
-            && Run::at(slot.place(), pages_of(block_bytes)).is_some_and(|run| {
-                run.span() == slot.span() && run.page_word(run.pages) <= self.region.len_words()
-            })
-    }
-
-    /// The first index segment whose number is not below this one.
-    fn index_segment_from(&self, segment: u64) -> Option<u64> {
-        self.index.first_from(segment)
-    }
-
     /// Where a sweep goes on that is due; one begins if there can be something to find.
     fn sweep_from(&self, sweep: &mut Sweep, now_ns: u64) -> Option<(u64, u64)> {
         if now_ns < sweep.due_ns {
@@ -133,7 +118,7 @@ impl Table {
             // Whatever is written from now on notes its time there, and the sweep that of all it leaves.
             soonest_ns.store(u64::MAX, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            sweep.next = self.index_segment_from(0).map(|segment| (segment, 0));
+            sweep.next = self.index.first_from(0).map(|segment| (segment, 0));
         }
         sweep.next
     }
@@ -186,7 +171,7 @@ impl Worker {
         sweep.next = if line < SEGMENT_LINES {
             Some((segment, line))
         } else {
-            table.index_segment_from(segment + 1).map(|segment| (segment, 0))
+            table.index.first_from(segment + 1).map(|segment| (segment, 0))
         };
         let is_busy = removed >= STEP_KEYS_MAX;
         sweep.due_ns = table.now_ns() + if is_busy { BUSY_STEP_PAUSE_NS } else { STEP_PAUSE_NS };
@@ -214,7 +199,7 @@ impl Worker {
         }
         let lengths = self.table.lengths_of(slot.place());
         let fits = if slot.span().is_large() {
-            self.table.has_large(slot, lengths)
+            large::run_of(lengths, slot, &self.table.view).is_some()
         } else {
             lengths.block_bytes() as u64 <= slot.span().bytes()
         };

@@ -8,8 +8,8 @@ use std::ops::Range;
 use kv_common::block::{self, Verdict};
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    BLOCK_HEADER_BYTES, Lengths, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS, Place,
-    Run, WINDOW_WORDS, is_large, pages_of,
+    BLOCK_HEADER_BYTES, Lengths, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_WORDS, Place, Run, WINDOW_WORDS,
+    is_large, pages_of,
 };
 use kv_common::limits::ANSWER_MAX_BYTES;
 use kv_common::probe::{LineState, Matches, judge_window};
@@ -159,8 +159,7 @@ impl Table {
         let (word, shift) = (at / 8, at % 8 * 8);
         let load = |word: usize| {
             self.region.load(if is_large(lengths.block_bytes()) {
-                let (page, at) = (word / PAGE_PAYLOAD_WORDS, word % PAGE_PAYLOAD_WORDS);
-                run_of(place, lengths).page_word(page as u64) + PAGE_HEAD_WORDS + at
+                run_of(place, lengths).payload_word(word)
             } else {
                 place.word() + PAYLOAD_AT_BYTES / 8 + word
             })

@@ -17,7 +17,7 @@ use kv_common::region::Words;
 use parking_lot::Mutex;
 
 /// Slots of an index segment, those of overflow lines too.
-pub(super) const SEGMENT_SLOTS: u64 = SEGMENT_LINES * LINE_SLOTS as u64;
+const SEGMENT_SLOTS: u64 = SEGMENT_LINES * LINE_SLOTS as u64;
 /// Slots in use at which the first segments are split, ...
 const SPLIT_MIN: u64 = SEGMENT_SLOTS * 58 / 100;
 /// ... and the last ones. Hashing fills all segments alike: with one threshold for all, all would be split at once, and
