@@ -6,7 +6,7 @@
 #   scripts/test.sh
 #
 # Installs what is missing and says why. Ends with the number of tests that passed, failed, and could not run here; with
-# CI=true a test that could not run is a failure. KV_SIM_SEEDS=N plays N seeds of the simulation.
+# CI=true a test that could not run is a failure. KV_SIM_SEEDS=N plays N random seeds of the simulation (docs/verification.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
@@ -44,6 +44,12 @@ stage "layout example" python3 docs/layout_example.py
 # The programs that the tests start, without the features that tests switch on.
 stage "programs" cargo build --profile test --quiet -p kv-server -p kv-bench --bin kv-server --bin kv-bench
 stage "tests" cargo test --workspace --no-fail-fast
+# The largest value that there can be; no other test takes so much memory.
+if [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -ge $((8 << 20)) ]; then
+    stage "a value of 1 GiB" cargo test --quiet -p kv-tests --test process -- --ignored large::
+else
+    echo "kv-tests process large::: less than 8 GiB of memory are free" >>"$KV_TESTS_NOT_RUN"
+fi
 stage "loom" env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
     cargo test -p kv-common --lib --release -- loom
 

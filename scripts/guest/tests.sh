@@ -9,7 +9,7 @@
 # begins with "wire" run in two at once, one test after the other, and KV_RIG_ROLE tells the sides apart: see run.sh. In
 # both a test that needs the device says #[ignore = "needs an RDMA device"], so that `cargo test` passes without one: here
 # ignored tests run, too. KV_RIG=host runs the first kind on a device of this machine.
-# What cannot run is added to the file that KV_TESTS_NOT_RUN names. All boots together take about a quarter of an hour on two
+# What cannot run is added to the file that KV_TESTS_NOT_RUN names. All boots together take about ten minutes on two
 # quiet cores, and are ended after 40 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

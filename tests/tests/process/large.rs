@@ -6,7 +6,7 @@ use crate::live::server::{Needs, Site};
 use crate::live::{PATIENCE, value_of};
 
 #[test]
-#[ignore = "takes 7 GiB of memory; run it by name"]
+#[ignore = "takes 7 GiB of memory; scripts/test.sh runs it if there are so many"]
 fn a_value_of_1_gib_is_stored_read_replaced_and_deleted() {
     let site = Site::new();
     let _server = site.serve_with(Needs { memory: "2200MiB", max_value: "1GiB", ..Needs::default() }, &[]);
