@@ -20,6 +20,8 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Nothing is built twice with a change between here, so what cargo keeps for that is only disk.
+export CARGO_INCREMENTAL=0
 export KV_TESTS_NOT_RUN="$work/not-run"
 touch "$KV_TESTS_NOT_RUN"
 log="$work/log"
