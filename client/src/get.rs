@@ -146,7 +146,10 @@ impl Get {
 
     /// The slot that names the block in which the value was found, if that is none in pages.
     pub(crate) fn found_slot(&self) -> Option<Slot> {
-        if let Phase::Block { slot, .. } = self.phase { Some(slot) } else { None }
+        match self.phase {
+            Phase::Block { slot, .. } | Phase::Pages { slot, .. } => Some(slot),
+            Phase::Window | Phase::Overflow { .. } | Phase::Head { .. } => None,
+        }
     }
 
     /// Begins, or begins again with a new directory; or goes on once a large block was fetched.

@@ -19,8 +19,8 @@
 mod pages;
 
 pub use pages::{
-    MARKER, PAGE_BYTES, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS, Run,
-    SEGMENT_PAGES, is_large, pages_of, stored_bytes,
+    MARKER, PAGE_BYTES, PAGE_GRANULES, PAGE_HEAD_WORDS, PAGE_PAYLOAD_BYTES, PAGE_PAYLOAD_WORDS, PAGE_WORDS,
+    Run, SEGMENT_PAGES, is_large, pages_of, stored_bytes,
 };
 
 mod counters;

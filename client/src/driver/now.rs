@@ -207,6 +207,7 @@ impl<T: Transport> Driver<T> {
                         Judgement::Ask | Judgement::Expired => return Ok(GetNow::Ask),
                     }
                     self.count_get(Some(true));
+                    self.note_if_due(&get);
                     self.large_value = bytes;
                     return Ok(GetNow::FoundLarge { version });
                 }

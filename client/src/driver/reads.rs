@@ -108,7 +108,7 @@ impl<T: Transport> Driver<T> {
                         Ok(Judgement::LookAt(at_ns)) => self.wait_for_clock(key, at_ns),
                         Ok(Judgement::Live) => {
                             let outcome = self.ops[key].found(Cow::Owned(bytes), version);
-                            self.end(key, outcome);
+                            self.end_hit(key, outcome);
                         }
                     }
                     break;

@@ -28,7 +28,7 @@ pub const SEGMENT_PAGES: u64 = SEGMENT_BYTES / PAGE_BYTES;
 pub const MARKER: u64 = NOT_LIVE;
 
 /// Granules of a page.
-const PAGE_GRANULES: u64 = PAGE_BYTES / GRANULE_BYTES;
+pub const PAGE_GRANULES: u64 = PAGE_BYTES / GRANULE_BYTES;
 /// Bytes of a block before its payload: word 0 and check.
 const CHECKED_FROM_BYTES: usize = PAGE_HEAD_WORDS * 8;
 /// Pages of the largest block.

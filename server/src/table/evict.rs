@@ -3,18 +3,19 @@
 //! To readers and writers an eviction is a delete, at a moment that nobody asked for. It happens before a write takes
 //! stripes, or in the thread that keeps the space, and takes those of the key that goes.
 //!
-//! Only blocks of classes go. A large value that finds no run of pages is refused, since no eviction of single keys makes one;
-//! and large values stay until they are deleted, or their time is over.
+//! For a block of a class others of that class go; for a large one, large ones that are neighbours. If there are none of these that
+//! make a run, the thread that keeps the space makes one of segments of classes (see `clear`).
 
 use std::sync::Arc;
 
 use kv_common::hash::KeyHash;
 use kv_common::layout::{
-    Counter, EVICTED_AGES, Place, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span, superblock,
+    Counter, EVICTED_AGES, PAGE_BYTES, Place, Run, SEGMENT_GRANULES, SegmentEntry, SegmentKind, Slot, Span,
+    superblock,
 };
 use kv_common::wire::Refusal;
 
-use super::hand::age_class;
+use super::hand::{ChosenRuns, age_class};
 use super::lookup::HeldKey;
 use super::recency::Recency;
 use super::slab::blocks_per_segment;
@@ -39,6 +40,7 @@ impl Worker {
         }
         match refusal {
             Refusal::RegionFull { block_bytes, .. } => self.evict_class(Span::of_bytes(block_bytes as usize)),
+            Refusal::NoRun { run_bytes, .. } => self.evict_runs(run_bytes / PAGE_BYTES),
             Refusal::IndexFull { .. } | Refusal::HomeFull { .. } => self.evict_near(hash),
             _ => false,
         }
@@ -47,7 +49,12 @@ impl Worker {
     /// Evicts some keys as a write of a block of so many bytes would that found no room. False if there are none.
     #[cfg(feature = "adversary")]
     pub fn evict(&mut self, block_bytes: u64) -> bool {
-        self.evict_class(Span::of_bytes(block_bytes as usize))
+        let span = Span::of_bytes(block_bytes as usize);
+        if span.is_large() {
+            self.evict_runs(block_bytes.div_ceil(PAGE_BYTES))
+        } else {
+            self.evict_class(span)
+        }
     }
 
     /// Evicts some blocks of a class.
@@ -61,16 +68,59 @@ impl Worker {
             let Some(places) = self.table.slab.choose(span, max, round >= STRICT_ROUND, now_s) else {
                 return false;
             };
-            let ages = places.into_iter().filter_map(|place| self.evict_block(place, span));
-            let ages: Vec<u64> = ages.collect();
-            if !ages.is_empty() {
-                let mean_s = ages.iter().sum::<u64>() / ages.len() as u64;
-                self.table.space.note_hungry(age_class(mean_s), now_s);
-                self.reclaim();
+            if self.evict_all(places.into_iter().map(|place| (place, span)), now_s) {
                 return true;
             }
         }
         false
+    }
+
+    /// Evicts large blocks that are neighbours and make a run of so many pages. False if there are none; then one is made of
+    /// other segments, which takes longer.
+    fn evict_runs(&mut self, pages: u64) -> bool {
+        if self.table.slab.waiting_runs() > 0 {
+            // What has gone already may make the run.
+            self.reclaim();
+            return self.table.slab.waiting_runs() == 0;
+        }
+        let now_s = self.table.now_s();
+        for round in 0..ROUNDS_MAX {
+            match self.table.slab.choose_runs(pages, round >= STRICT_ROUND, now_s) {
+                ChosenRuns::Runs(runs) => {
+                    let blocks = runs.iter().map(|run| (run.place(), run.span()));
+                    if self.evict_all(blocks, now_s) || runs.is_empty() {
+                        return true;
+                    }
+                }
+                ChosenRuns::Later => {}
+                ChosenRuns::None => {
+                    self.table.space.want_run(pages);
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
+    /// Evicts these, as far as they are still there. False if none is.
+    fn evict_all(&mut self, blocks: impl Iterator<Item = (Place, Span)>, now_s: u64) -> bool {
+        let ages = blocks.filter_map(|(place, span)| self.evict_block(place, span));
+        let ages: Vec<u64> = ages.collect();
+        if ages.is_empty() {
+            return false;
+        }
+        let mean_s = ages.iter().sum::<u64>() / ages.len() as u64;
+        self.table.space.note_hungry(age_class(mean_s), now_s);
+        self.reclaim();
+        true
+    }
+
+    /// Evicts the large blocks that have pages of a segment. False if there are none.
+    pub(super) fn evict_pages_of(&mut self, segment: u64) -> bool {
+        let runs: Vec<Run> = self.table.slab.pages.lock().taken_in(segment).collect();
+        let gone = runs.into_iter().filter_map(|run| self.evict_block(run.place(), run.span())).count();
+        self.reclaim();
+        gone > 0
     }
 
     /// Evicts the key among those whose slots the home of `hash` can have that was not used for the longest time.
@@ -81,7 +131,7 @@ impl Worker {
         // Without the stripes lines may change meanwhile; whatever is found is judged again.
         let slots = table.lines(home).flat_map(|line| table.slots(line)).map(|at| at.slot);
         let used = |slot: Slot| {
-            let known = table.recency_of(slot)?.get(slot.span(), slot.place(), now_s)?;
+            let known = table.recency()?.get(slot.span(), slot.place(), now_s)?;
             Some((!known.is_touched, known.age_s))
         };
         let known = slots.filter(|slot| !slot.is_empty()).filter_map(|slot| Some((used(slot)?, slot)));
@@ -128,10 +178,9 @@ impl Table {
         self.slab.recency.is_some()
     }
 
-    /// Where it is noted when the block of a slot was used; none if the server does not evict, or not this block: large ones
-    /// stay.
-    pub(super) fn recency_of(&self, slot: Slot) -> Option<&Recency> {
-        self.slab.recency.as_ref().filter(|_| !slot.span().is_large())
+    /// Where it is noted when blocks were used; none if the server does not evict.
+    pub(super) fn recency(&self) -> Option<&Recency> {
+        self.slab.recency.as_ref()
     }
 
     /// The table's clock in seconds.
@@ -141,14 +190,14 @@ impl Table {
 
     /// A key has a new block.
     pub(super) fn note_new(&self, slot: Slot) {
-        if let Some(recency) = self.recency_of(slot) {
+        if let Some(recency) = self.recency() {
             recency.begin(slot.span(), slot.place(), self.now_s());
         }
     }
 
     /// A key that was there has a new block.
     pub(super) fn note_renewed(&self, slot: Slot) {
-        if let Some(recency) = self.recency_of(slot) {
+        if let Some(recency) = self.recency() {
             let now_s = self.now_s();
             recency.begin(slot.span(), slot.place(), now_s);
             recency.touch(slot.span(), slot.place(), now_s);
@@ -157,7 +206,7 @@ impl Table {
 
     /// A key is used.
     pub(super) fn note_use(&self, slot: Slot) {
-        if let Some(recency) = self.recency_of(slot) {
+        if let Some(recency) = self.recency() {
             recency.touch(slot.span(), slot.place(), self.now_s());
         }
     }
@@ -169,13 +218,17 @@ impl Table {
         }
     }
 
-    /// The class of the block that starts at a place that a client names; none if none does.
+    /// The span by which [`Recency`] knows the block that starts at a place that a client names; none if none can start there.
     fn class_at(&self, place: Place) -> Option<Span> {
         if place.segment() >= self.all_segments() {
             return None;
         }
         let entry = self.region.load(superblock::SEGMENT_TABLE + place.segment() as usize);
-        let entry = SegmentEntry::decode(entry).filter(|entry| entry.kind == SegmentKind::Blocks)?;
+        let entry = SegmentEntry::decode(entry)?;
+        if entry.kind == SegmentKind::Large {
+            return Run::at(place, 0).map(|_| Span::MAX);
+        }
+        let entry = Some(entry).filter(|entry| entry.kind == SegmentKind::Blocks)?;
         let (span, offset) = (Span(entry.class), place.0 % SEGMENT_GRANULES);
         let is_start = offset % span.granules() == 0 && offset / span.granules() < blocks_per_segment(span);
         is_start.then_some(span)

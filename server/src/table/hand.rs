@@ -2,9 +2,15 @@
 //!
 //! A hand walks over the blocks of the class, segment by segment, and round again. A block that was used since the hand
 //! passed it gets another round; one that was not is chosen. New blocks are not touched until they are used again.
+//!
+//! Large blocks have a hand of their own, over all pages. What goes for a run has to be neighbours: the hand walks on until blocks
+//! that were not used, and free pages between them, are as long as the run.
 
-use kv_common::layout::{Place, SEGMENT_GRANULES, Span};
+use std::collections::VecDeque;
 
+use kv_common::layout::{Place, Run, SEGMENT_GRANULES, SEGMENT_PAGES, Span};
+
+use super::recency::Recency;
 use super::slab::{Candidate, Class, Slab};
 
 /// Blocks that the hand passes at one call, at most: some microseconds.
@@ -23,12 +29,31 @@ pub(super) struct Hand {
     number: u32,
 }
 
-/// A class that could lose a segment.
+/// A class that could lose a segment, or large blocks that could.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aged {
-    pub(super) candidate: Candidate,
+    pub(super) loser: Loser,
     /// How long ago the blocks that would go next were used; see [`age_class`].
     pub(super) age_class: u32,
+}
+
+/// Whose segment it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loser {
+    Class(Candidate),
+    /// Large blocks': this segment.
+    Large(u64),
+}
+
+/// What the hand of the large blocks came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ChosenRuns {
+    /// These make room. None of them: there is some.
+    Runs(Vec<Run>),
+    /// Not yet: there are more, or such that were used just now and count as untouched from here on.
+    Later,
+    /// There are no neighbours that are so long, in use or free.
+    None,
 }
 
 /// Ages by their order of magnitude: 0 for less than a second, then one per doubling.
@@ -62,8 +87,46 @@ impl Slab {
         has_found.then_some(chosen)
     }
 
-    /// The segment that is cheapest to lose: under the hand of the class whose next blocks were not used for the longest
-    /// time; among such of about the same age, of the class that has the most.
+    /// Moves the hand of the large blocks on until it has passed some that can go for a run of so many pages. `is_strict`: it
+    /// takes those that were used, too.
+    pub(super) fn choose_runs(&self, pages: u64, is_strict: bool, now_s: u64) -> ChosenRuns {
+        let Some(recency) = &self.recency else { return ChosenRuns::None };
+        let mut all = self.pages.lock();
+        let mut neighbours = Neighbours::default();
+        let (mut has_passed, mut steps, mut hand) = (false, 0, all.hand);
+        // Neighbours can lie on both sides of where the hand stands now: it goes round twice.
+        let rounds =
+            (0..2).flat_map(|round| all.round().map(move |(run, is_in_use)| (round, run, is_in_use)));
+        for (round, run, is_in_use) in rounds {
+            let known = recency.get(run.span(), run.place(), now_s);
+            let may_go = match known {
+                // One without a key comes, or is on its way back.
+                None => !is_in_use,
+                Some(known) => is_strict || !known.is_touched,
+            };
+            (steps, hand) = (steps + 1, run.end_page());
+            if may_go {
+                neighbours.add(run, is_in_use, pages);
+            } else {
+                neighbours = Neighbours::default();
+            }
+            if known.is_some() && !may_go {
+                recency.pass(run.span(), run.place());
+                has_passed |= round > 0;
+            }
+            if neighbours.pages() >= pages || steps == STEPS_MAX {
+                break;
+            }
+        }
+        all.hand = hand;
+        if neighbours.pages() >= pages {
+            return ChosenRuns::Runs(neighbours.in_use());
+        }
+        if has_passed || steps == STEPS_MAX { ChosenRuns::Later } else { ChosenRuns::None }
+    }
+
+    /// The segment that is cheapest to lose: under the hand of the class, or of the large blocks, whose next blocks were not used
+    /// for the longest time; among such of about the same age, of those that have the most.
     pub(super) fn cheapest(&self, now_s: u64) -> Option<Aged> {
         let recency = self.recency.as_ref()?;
         let aged = self.classes.iter().enumerate().filter_map(|(code, class)| {
@@ -81,9 +144,53 @@ impl Slab {
                 }
             }
             let age_class = ages_s.checked_div(found).map_or(u32::MAX, age_class);
-            Some((Aged { candidate, age_class }, class.segments.len()))
+            Some((Aged { loser: Loser::Class(candidate), age_class }, class.segments.len()))
         });
+        let aged = aged.chain(self.aged_runs(recency, now_s));
         aged.max_by_key(|(aged, segments)| (aged.age_class, *segments)).map(|(aged, _)| aged)
+    }
+
+    /// What large blocks could lose, and how many segments they have.
+    fn aged_runs(&self, recency: &Recency, now_s: u64) -> Option<(Aged, usize)> {
+        let all = self.pages.lock();
+        let known = |(run, _): (Run, bool)| Some((run, recency.get(run.span(), run.place(), now_s)?.age_s));
+        let next: Vec<_> =
+            all.round().take(SAMPLE_STEPS_MAX as usize).filter_map(known).take(SAMPLE as usize).collect();
+        let (first, _) = next.first()?;
+        let loser = Loser::Large(first.first_page / SEGMENT_PAGES);
+        let age_class = age_class(next.iter().map(|(_, age_s)| age_s).sum::<u64>() / next.len() as u64);
+        Some((Aged { loser, age_class }, (all.all_pages() / SEGMENT_PAGES) as usize))
+    }
+}
+
+/// Runs that touch each other.
+#[derive(Default)]
+struct Neighbours(VecDeque<(Run, bool)>);
+
+impl Neighbours {
+    /// Adds one, and drops those at the other end that a run of so many pages does not need. One that touches none of these
+    /// is alone.
+    fn add(&mut self, run: Run, is_in_use: bool, wanted: u64) {
+        if self.0.back().is_some_and(|(last, _)| last.end_page() != run.first_page) {
+            self.0.clear();
+        }
+        self.0.push_back((run, is_in_use));
+        while let Some((first, _)) = self.0.front()
+            && self.pages() - first.pages >= wanted
+        {
+            self.0.pop_front();
+        }
+    }
+
+    fn pages(&self) -> u64 {
+        match (self.0.front(), self.0.back()) {
+            (Some((first, _)), Some((last, _))) => last.end_page() - first.first_page,
+            _ => 0,
+        }
+    }
+
+    fn in_use(self) -> Vec<Run> {
+        self.0.into_iter().filter(|(_, is_in_use)| *is_in_use).map(|(run, _)| run).collect()
     }
 }
 

@@ -48,6 +48,7 @@
 
 mod append;
 mod check;
+mod clear;
 mod counters;
 mod delete;
 mod draft;

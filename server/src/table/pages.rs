@@ -5,6 +5,8 @@
 //! segments that come next.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
+use std::ops::Range;
 
 use kv_common::layout::{Run, SEGMENT_PAGES};
 
@@ -18,6 +20,8 @@ pub(super) struct Pages {
     /// Runs in use: pages by first page.
     taken: BTreeMap<u64, u64>,
     free_pages: u64,
+    /// The page at which the search for runs to evict goes on.
+    pub(super) hand: u64,
 }
 
 impl Pages {
@@ -90,6 +94,11 @@ impl Pages {
         self.free_pages
     }
 
+    /// How many pages there are.
+    pub(super) fn all_pages(&self) -> u64 {
+        self.taken.values().sum::<u64>() + self.free_pages
+    }
+
     /// The runs in use, by their first page.
     pub(super) fn taken(&self) -> impl Iterator<Item = Run> {
         self.taken.iter().map(|(&first_page, &pages)| Run { first_page, pages })
@@ -98,6 +107,33 @@ impl Pages {
     /// The free runs, by their first page.
     pub(super) fn free(&self) -> impl Iterator<Item = Run> {
         self.free.iter().map(|(&first_page, &pages)| Run { first_page, pages })
+    }
+
+    /// All runs and whether each is in use, from the hand on, and then those before it.
+    pub(super) fn round(&self) -> impl Iterator<Item = (Run, bool)> {
+        self.in_order(self.hand..u64::MAX).chain(self.in_order(0..self.hand))
+    }
+
+    /// The runs in use that have pages of a segment.
+    pub(super) fn taken_in(&self, segment: u64) -> impl Iterator<Item = Run> {
+        let (start, end) = (segment * SEGMENT_PAGES, (segment + 1) * SEGMENT_PAGES);
+        let from_the_last =
+            self.taken.range(..end).rev().map(|(&first_page, &pages)| Run { first_page, pages });
+        from_the_last.take_while(move |run| run.end_page() > start)
+    }
+
+    /// The runs that start at these pages.
+    fn in_order(&self, starts: Range<u64>) -> impl Iterator<Item = (Run, bool)> {
+        let mut taken = self.taken.range(starts.clone()).peekable();
+        let mut free = self.free.range(starts).peekable();
+        iter::from_fn(move || {
+            let is_taken = match (taken.peek(), free.peek()) {
+                (Some((taken, _)), Some((free, _))) => taken < free,
+                (first, _) => first.is_some(),
+            };
+            let (&first_page, &pages) = if is_taken { taken.next() } else { free.next() }?;
+            Some((Run { first_page, pages }, is_taken))
+        })
     }
 
     fn insert_free(&mut self, first_page: u64, pages: u64) {
@@ -238,6 +274,18 @@ mod tests {
                 prop_assert_eq!(pages.free_pages(), expected.iter().map(|run| run.pages).sum::<u64>());
                 taken.sort_unstable();
                 prop_assert_eq!(pages.taken().collect::<Vec<_>>(), taken.clone());
+                let mut all: Vec<_> = taken.iter().map(|&run| (run, true)).collect();
+                all.extend(expected.iter().map(|&run| (run, false)));
+                all.sort_unstable();
+                pages.hand = (pages.hand + 77) % 256;
+                let before = all.partition_point(|(run, _)| run.first_page < pages.hand);
+                all.rotate_left(before);
+                prop_assert_eq!(pages.round().collect::<Vec<_>>(), all);
+                for segment in 0..8 {
+                    let is_in = |run: &Run| run.first_page < (segment + 1) * 32 && run.end_page() > segment * 32;
+                    let expected: Vec<Run> = taken.iter().rev().copied().filter(is_in).collect();
+                    prop_assert_eq!(pages.taken_in(segment).collect::<Vec<_>>(), expected);
+                }
             }
         }
     }

@@ -31,6 +31,15 @@ impl Pool {
         self.0.pop_last()
     }
 
+    /// Takes this one. False if it is not there.
+    pub(super) fn take(&mut self, segment: u64) -> bool {
+        self.0.remove(&segment)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().copied()
+    }
+
     /// Adds one.
     pub(super) fn give_back(&mut self, segment: u64) {
         self.0.insert(segment);

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use kv_common::layout::{Place, SEGMENT_GRANULES, Span};
+use kv_common::layout::{PAGE_GRANULES, Place, SEGMENT_GRANULES, Span};
 use zerocopy::FromZeros;
 
 const TOUCHED: u16 = 1 << 15;
@@ -23,7 +23,7 @@ const SEGMENT_WORDS: u64 = SEGMENT_GRANULES / 2;
 
 /// A word per block.
 pub(super) struct Recency {
-    /// Those of a segment by the number of the block. Of what was never stored to, the system has no pages.
+    /// Those of a segment by the number of the block, or of the page that a large one starts with. Of what was never stored to, the system has no pages.
     words: Box<[AtomicU16]>,
 }
 
@@ -78,7 +78,8 @@ impl Recency {
     }
 
     fn word(&self, span: Span, place: Place) -> &AtomicU16 {
-        let number = place.0 % SEGMENT_GRANULES / span.granules();
+        let step = if span.is_large() { PAGE_GRANULES } else { span.granules() };
+        let number = place.0 % SEGMENT_GRANULES / step;
         &self.words[(place.segment() * SEGMENT_WORDS + number) as usize]
     }
 }
@@ -109,6 +110,16 @@ mod tests {
         recency.carry(span, place, other);
         recency.end(span, place);
         assert_eq!((recency.get(span, place, 150), recency.get(span, other, 150)), (None, known(false, 10)));
+    }
+
+    #[test]
+    fn large_blocks_have_the_word_of_their_first_page() {
+        let recency = Recency::new(2).unwrap();
+        let places = [SEGMENT_GRANULES, 2 * SEGMENT_GRANULES - PAGE_GRANULES].map(Place);
+        recency.begin(Span::MAX, places[0], 7);
+        recency.begin(Span(Span::SMALL_MAX.0 + 1), places[1], 8);
+        let ages_s = places.map(|place| recency.get(Span::MAX, place, 10).map(|known| known.age_s));
+        assert_eq!(ages_s, [Some(3), Some(2)], "whatever their spans");
     }
 
     #[test]

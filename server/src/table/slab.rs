@@ -37,13 +37,15 @@ pub(super) struct Slab {
     pub(super) classes: Box<[Mutex<Class>]>,
     /// By segment: where it is in the list of its class. Under that class's lock.
     positions: Box<[AtomicU32]>,
-    pages: Mutex<Pages>,
+    pub(super) pages: Mutex<Pages>,
     /// Locked last.
     pool: Mutex<Pool>,
     /// Segments in the pool.
     free_segments: AtomicU64,
     /// Blocks that were retired and wait for the epochs.
     waiting: AtomicU64,
+    /// Those of them that are large.
+    waiting_runs: AtomicU64,
     /// Runs of values that are coming.
     drafts: AtomicI64,
     space: Arc<Space>,
@@ -137,6 +139,7 @@ impl Slab {
             free_segments: AtomicU64::new(free_segments.end - free_segments.start),
             pool: Mutex::new(Pool::new(free_segments)),
             waiting: AtomicU64::new(0),
+            waiting_runs: AtomicU64::new(0),
             drafts: AtomicI64::new(0),
             space: Arc::clone(space),
             recency,
@@ -241,14 +244,16 @@ impl Slab {
     }
 
     /// Notes a block that will come back through [`Slab::give_back_waiting`].
-    pub(super) fn note_waiting(&self) {
+    pub(super) fn note_waiting(&self, slot: Slot) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting_runs.fetch_add(u64::from(slot.span().is_large()), Ordering::Relaxed);
     }
 
     /// Gives a block back that was noted as waiting. As [`Slab::give_back`].
     pub(super) fn give_back_waiting(&self, slot: Slot) {
         self.give_back(slot.span(), slot.place());
         self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiting_runs.fetch_sub(u64::from(slot.span().is_large()), Ordering::Relaxed);
     }
 
     /// Notes that so many runs more, or less, are being filled part by part.
@@ -264,6 +269,11 @@ impl Slab {
     /// Blocks that wait for the epochs.
     pub(super) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Large blocks that wait for the epochs.
+    pub(super) fn waiting_runs(&self) -> u64 {
+        self.waiting_runs.load(Ordering::Relaxed)
     }
 
     /// True while the pool is empty, or holds the reserve alone: what is freed is what there is.
@@ -325,6 +335,24 @@ impl Slab {
         Some(segment)
     }
 
+    /// Takes this segment out of the pool. False if it is not there.
+    pub(super) fn take_free(&self, segment: u64) -> bool {
+        let mut pool = self.pool.lock();
+        let is_taken = pool.take(segment);
+        self.free_segments.store(pool.len(), Ordering::Relaxed);
+        is_taken
+    }
+
+    /// The segments of the pool.
+    pub(super) fn free_list(&self) -> Vec<u64> {
+        self.pool.lock().iter().collect()
+    }
+
+    /// Segments of the region, those of the superblock and the index included.
+    pub(super) fn all_segments(&self) -> u64 {
+        self.positions.len() as u64
+    }
+
     /// Puts a segment into the pool, which is all zero and which no reader can be led to. Called once LEASE is over since the
     /// place epoch was raised after it was emptied.
     pub(super) fn give_segment_back(&self, segment: u64) {
@@ -341,13 +369,7 @@ impl Slab {
             let (mut class, span) = (class.lock(), Span(code as u8));
             while taken.len() < max {
                 let Some(position) = class.segments.iter().position(|cut| cut.used == 0) else { break };
-                let cut = class.segments.swap_remove(position);
-                if let Some(moved) = class.segments.get(position) {
-                    self.positions[moved.segment as usize].store(position as u32, Ordering::Relaxed);
-                }
-                class.open.retain(|&segment| segment != cut.segment);
-                self.store_entry(cut.segment, FREE);
-                taken.push(Emptied { segment: cut.segment, used_words: cut.uncut as usize * span.words() });
+                taken.push(self.remove(&mut class, position, span));
             }
         }
         let mut pages = self.pages.lock();
@@ -358,6 +380,25 @@ impl Slab {
             taken.push(Emptied { segment, used_words: SEGMENT_WORDS });
         }
         taken
+    }
+
+    /// Takes this one out of its class. None if a block of it is in use.
+    pub(super) fn take_emptied(&self, candidate: Candidate) -> Option<Emptied> {
+        let mut class = self.classes[candidate.span.0 as usize].lock();
+        let position = self.position(candidate.segment);
+        let is_empty = class.segments[position].used == 0;
+        is_empty.then(|| self.remove(&mut class, position, candidate.span))
+    }
+
+    /// Takes a segment without a block in use out of its class.
+    fn remove(&self, class: &mut Class, position: usize, span: Span) -> Emptied {
+        let cut = class.segments.swap_remove(position);
+        if let Some(moved) = class.segments.get(position) {
+            self.positions[moved.segment as usize].store(position as u32, Ordering::Relaxed);
+        }
+        class.open.retain(|&segment| segment != cut.segment);
+        self.store_entry(cut.segment, FREE);
+        Emptied { segment: cut.segment, used_words: cut.uncut as usize * span.words() }
     }
 
     /// The segment whose blocks in use are the smallest share of it, if its class has room for them elsewhere.
@@ -420,7 +461,7 @@ impl Slab {
         u64::from(class.segments[self.position(candidate.segment)].used)
     }
 
-    fn store_entry(&self, segment: u64, entry: SegmentEntry) {
+    pub(super) fn store_entry(&self, segment: u64, entry: SegmentEntry) {
         self.region.store_release(superblock::SEGMENT_TABLE + segment as usize, entry.encode());
     }
 }

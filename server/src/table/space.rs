@@ -14,7 +14,8 @@
 //!
 //! If the server evicts, a few segments are kept free: for index segments to be split, and for the first value of a size.
 //! For them, and for classes that evict what was used lately while others keep what was used long ago, the segment that is
-//! cheapest to lose is emptied by eviction.
+//! cheapest to lose is emptied by eviction; and neighbouring ones for a large value that finds no room among others (see
+//! `clear`).
 //!
 //! A write that finds no room meanwhile waits for it, if there is something to wait for (see [`Waiting`]); its session
 //! takes no other request, and others go on.
@@ -29,7 +30,9 @@ use kv_common::limits::LEASE_NS;
 use kv_common::region::bytes_of;
 use kv_common::wire::Refusal;
 
+use super::clear::Clearing;
 use super::counters::Counters;
+use super::hand::Loser;
 use super::lookup::{At, HeldKey};
 use super::put::Payload;
 use super::slab::{Candidate, Emptied};
@@ -74,6 +77,8 @@ pub(super) struct Space {
     hungry: AtomicU64,
     /// When that was noted last, in seconds.
     hungry_s: AtomicU64,
+    /// Pages of the longest run that large values of a server that evicts have not found; see `clear`.
+    pub(super) wanted_run: AtomicU64,
 }
 
 /// A write that has found no room, and waits for some. None yet: `Waiting::default()`.
@@ -147,17 +152,19 @@ impl Table {
 
 /// The one that makes segments free. It writes the table as a worker does, in a counter page of its own.
 pub struct SpaceKeeper {
-    worker: Worker,
-    emptying: Option<Emptying>,
+    pub(super) worker: Worker,
+    pub(super) emptying: Option<Emptying>,
     /// Empty segments whose readers have not been told yet.
-    empty: Vec<Emptied>,
-    quarantine: Option<Quarantine>,
+    pub(super) empty: Vec<Emptied>,
+    pub(super) quarantine: Option<Quarantine>,
+    /// Those that are made free for a large block.
+    pub(super) clearing: Option<Clearing>,
     /// The class that segments are made free for now evicts blocks of this age class.
     hungry: Option<u32>,
 }
 
 /// A segment that is being emptied.
-struct Emptying {
+pub(super) struct Emptying {
     candidate: Candidate,
     /// What cannot be moved is evicted.
     evicts: bool,
@@ -166,27 +173,51 @@ struct Emptying {
     not_before_ns: u64,
     /// Its blocks may go to a segment that was free before.
     may_cut: bool,
+    /// It is one of those that are made free for a large block.
+    is_cleared: bool,
 }
 
 impl Emptying {
     /// Of what has room elsewhere in its class.
     fn new(candidate: Candidate) -> Emptying {
         let places = candidate.places().collect();
-        Emptying { candidate, evicts: false, places, passes: 0, not_before_ns: 0, may_cut: false }
+        Emptying {
+            candidate,
+            evicts: false,
+            places,
+            passes: 0,
+            not_before_ns: 0,
+            may_cut: false,
+            is_cleared: false,
+        }
+    }
+
+    /// Of whatever it takes, for a large block.
+    pub(super) fn cleared(candidate: Candidate) -> Emptying {
+        Emptying { evicts: true, is_cleared: true, ..Emptying::new(candidate) }
     }
 }
 
 /// Segments that become free at a moment of the table's clock.
-struct Quarantine {
+pub(super) struct Quarantine {
     segments: Vec<Emptied>,
     until_ns: u64,
+    /// They are large blocks' then.
+    is_for_run: bool,
 }
 
 impl SpaceKeeper {
     /// The keeper of `table`. There is one.
     pub fn new(table: &Arc<Table>) -> SpaceKeeper {
         let worker = Worker::with_counters(table, Counters::of_space(&table.region), None);
-        SpaceKeeper { worker, emptying: None, empty: Vec::new(), quarantine: None, hungry: None }
+        SpaceKeeper {
+            worker,
+            emptying: None,
+            empty: Vec::new(),
+            quarantine: None,
+            clearing: None,
+            hungry: None,
+        }
     }
 
     /// Does a small part of what there is to do.
@@ -199,6 +230,9 @@ impl SpaceKeeper {
         if let Some(emptying) = self.emptying.take() {
             return self.go_on(emptying, now_ns);
         }
+        if self.clear_next() {
+            return Upkeep::Busy;
+        }
         let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
         let asked = self.table().space.asked.load(Ordering::Relaxed);
         if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
@@ -206,7 +240,8 @@ impl SpaceKeeper {
         }
         match &self.quarantine {
             None if !self.empty.is_empty() => {
-                self.begin_quarantine();
+                let segments = std::mem::take(&mut self.empty);
+                self.begin_quarantine(segments, false);
                 Upkeep::Busy
             }
             Some(quarantine) => Upkeep::WaitNs(quarantine.until_ns - now_ns),
@@ -220,7 +255,7 @@ impl SpaceKeeper {
         }
     }
 
-    fn table(&self) -> &Table {
+    pub(super) fn table(&self) -> &Table {
         &self.worker.table
     }
 
@@ -247,8 +282,17 @@ impl SpaceKeeper {
     fn give_up_one(&mut self, age_class_min: u32) -> bool {
         let cheapest = self.table().slab.cheapest(self.table().now_s());
         let Some(aged) = cheapest.filter(|aged| aged.age_class >= age_class_min) else { return false };
-        self.begin(Emptying { evicts: true, ..Emptying::new(aged.candidate) });
-        true
+        match aged.loser {
+            Loser::Class(candidate) => {
+                self.begin(Emptying { evicts: true, ..Emptying::new(candidate) });
+                true
+            }
+            Loser::Large(segment) => {
+                let has_gone = self.worker.evict_pages_of(segment);
+                self.take_empty(1);
+                has_gone
+            }
+        }
     }
 
     /// Takes segments without a block in use, or begins to empty one whose blocks have room elsewhere.
@@ -290,7 +334,7 @@ impl SpaceKeeper {
         true
     }
 
-    fn note_quarantined(&self, segments: u64) {
+    pub(super) fn note_quarantined(&self, segments: u64) {
         self.table().space.quarantined.fetch_add(segments, Ordering::Relaxed);
     }
 
@@ -322,7 +366,13 @@ impl SpaceKeeper {
         if emptying.places.is_empty() {
             self.worker.reclaim();
             emptying.passes += 1;
-            if self.table().slab.used_of(candidate) == 0 {
+            if let Some(clearing) = self.clearing.as_mut().filter(|_| emptying.is_cleared) {
+                if let Some(emptied) = self.worker.table.slab.take_emptied(candidate) {
+                    clearing.cleared.push(emptied);
+                    self.note_quarantined(1);
+                    return Upkeep::Busy;
+                }
+            } else if self.table().slab.used_of(candidate) == 0 {
                 // Another empty one may be taken in its place: then it serves its class again.
                 self.table().slab.reopen(candidate);
                 self.take_empty(1);
@@ -330,6 +380,9 @@ impl SpaceKeeper {
             }
             if emptying.passes == PASSES_MAX {
                 self.table().slab.reopen(candidate);
+                if emptying.is_cleared {
+                    self.give_up_clearing();
+                }
                 return Upkeep::Busy;
             }
             // Blocks that were being written, and those that others have not given back yet.
@@ -340,7 +393,7 @@ impl SpaceKeeper {
         Upkeep::Busy
     }
 
-    fn begin_quarantine(&mut self) {
+    pub(super) fn begin_quarantine(&mut self, segments: Vec<Emptied>, is_for_run: bool) {
         let table = self.table();
         let epoch = table.region.load(superblock::PLACE_EPOCH) + 1;
         if !mutant(Mutant::KeepPlaceEpoch) {
@@ -350,9 +403,8 @@ impl SpaceKeeper {
         fence(Ordering::SeqCst);
         let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { by_any_clock(LEASE_NS) };
         let until_ns = table.monotonic_ns() + lease_ns;
-        let segments = std::mem::take(&mut self.empty);
         tracing::debug!(segments = segments.len(), epoch, "segments emptied");
-        self.quarantine = Some(Quarantine { segments, until_ns });
+        self.quarantine = Some(Quarantine { segments, until_ns, is_for_run });
     }
 
     fn release(&mut self, quarantine: Quarantine) {
@@ -361,7 +413,14 @@ impl SpaceKeeper {
             for word in 0..used_words {
                 table.region.store(segment as usize * SEGMENT_WORDS + word, 0);
             }
-            table.slab.give_segment_back(segment);
+            if !quarantine.is_for_run {
+                table.slab.give_segment_back(segment);
+            }
+        }
+        if quarantine.is_for_run {
+            table.slab.add_large(quarantine.segments.iter().map(|emptied| emptied.segment));
+            // Whoever still wants one looks again first.
+            table.space.take_wanted_run();
         }
         let released = quarantine.segments.len() as u64;
         table.space.quarantined.fetch_sub(released, Ordering::Relaxed);

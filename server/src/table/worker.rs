@@ -88,10 +88,10 @@ impl Worker {
 
     /// Gives the block of a slot that was overwritten back once no worker can look at it.
     pub(super) fn retire(&self, slot: Slot) {
-        if let Some(recency) = self.table.recency_of(slot) {
+        if let Some(recency) = self.table.recency() {
             recency.end(slot.span(), slot.place());
         }
-        self.table.slab.note_waiting();
+        self.table.slab.note_waiting(slot);
         let slab = Arc::clone(&self.table.slab);
         let pinned = self.epoch.pin();
         pinned.defer(move || slab.give_back_waiting(slot));

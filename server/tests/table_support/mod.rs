@@ -149,16 +149,8 @@ impl Client {
         if op == Op::Put && value.len() > SMALL_BLOCK_MAX_BYTES && value.len() % 2 == 1 {
             return self.upload(condition, key, value);
         }
-        if value.len() <= INLINE_VALUE_MAX_BYTES {
-            return self.request(op, condition, key, Value::Inline(value), None);
-        }
-        let staging = Words::zeroed(value.len().div_ceil(8) + 2);
-        let mut words = vec![0u64; value.len().div_ceil(8)];
-        kv_common::region::bytes_of_mut(&mut words)[..value.len()].copy_from_slice(value);
-        staging.copy_in(1, &words);
-        let hash = kv_common::hash::payload_hash(value);
-        let staged = Value::Staged { offset_bytes: 8, len_bytes: value.len() as u32, hash };
-        self.request(op, condition, key, staged, Some(&staging))
+        let (value, staging) = sent(value);
+        self.request(op, condition, key, value, staging.as_ref())
     }
 
     pub(crate) fn request(
@@ -196,6 +188,19 @@ impl Client {
         assert!(!has_more && answer.value.len() <= total_bytes, "the reply is whole");
         answer
     }
+}
+
+/// How a client would send a value that goes in one piece: in the message, or in a staging area.
+pub(crate) fn sent(value: &[u8]) -> (Value<'_>, Option<Words>) {
+    if value.len() <= INLINE_VALUE_MAX_BYTES {
+        return (Value::Inline(value), None);
+    }
+    let staging = Words::zeroed(value.len().div_ceil(8) + 2);
+    let mut words = vec![0u64; value.len().div_ceil(8)];
+    kv_common::region::bytes_of_mut(&mut words)[..value.len()].copy_from_slice(value);
+    staging.copy_in(1, &words);
+    let hash = kv_common::hash::payload_hash(value);
+    (Value::Staged { offset_bytes: 8, len_bytes: value.len() as u32, hash }, Some(staging))
 }
 
 /// A value whose time is not over by the clock counts as one without end; what is left of `Expiring` is over.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kv_common::check;
 use kv_common::layout::{BLOCK_HEADER_BYTES, Counter, SEGMENT_BYTES, SEGMENT_WORDS, Slot, superblock};
 use kv_common::region::Words;
-use kv_common::wire::{Op, Refusal, Reply, Request, Status, Value};
+use kv_common::wire::{Op, Refusal, Reply, Request, Status};
 use kv_server::table::{SpaceKeeper, Table, TableConfig, Upkeep, Waiting, Worker};
 
-use super::{Look, SESSION, config, look};
+use super::{Look, SESSION, config, look, sent};
 
 /// A table whose clock hardly moves unless somebody waits, its one worker, and the keeper of its space.
 pub(crate) struct World {
@@ -52,13 +52,14 @@ impl World {
     }
 
     pub(crate) fn request(&mut self, op: Op, key: &[u8], value: &[u8]) -> Status {
-        let request = Request::new(1, SESSION, op, key, Value::Inline(value));
+        let (value, staging) = sent(value);
+        let request = Request::new(1, SESSION, op, key, value);
         let message = request.parts(&request.header()).concat();
         let mut waiting = Waiting::default();
         loop {
             let (mut status, mut slot) = (None, self.slot);
             let is_answered =
-                self.worker.handle_or_wait(SESSION, &message, None, &mut waiting, &mut |reply| {
+                self.worker.handle_or_wait(SESSION, &message, staging.as_ref(), &mut waiting, &mut |reply| {
                     let bytes = [&reply.header()[..], reply.chunk].concat();
                     let reply = Reply::decode(&bytes).expect("a reply");
                     status = Some(reply.status);

@@ -38,7 +38,7 @@ use kv_tests::oracle::UNDECIDED;
 use plan::HAULS;
 use server::Memory;
 use totals::Totals;
-use world::{memory, play, play_cache};
+use world::{memory, play, play_cache, play_flood};
 
 fn env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -79,9 +79,12 @@ fn play_each<T: Send>(
     thread::scope(|scope| (0..players).for_each(|_| drop(scope.spawn(player))));
 }
 
+/// What is counted, how often it was found, and how often it is wanted at least.
+type Wanted = (&'static str, u64, u64);
+
 /// Asserts that each of these was found so often at least.
 #[track_caller]
-fn assert_found<const N: usize>(counts: [(&str, u64, u64); N]) {
+fn assert_found(counts: impl IntoIterator<Item = Wanted>) {
     for (what, found, least) in counts {
         assert!(found >= least, "{found} {what}, at least {least} are wanted");
     }
@@ -107,7 +110,7 @@ fn random_seeds_find_nothing_wrong() {
     );
     println!("{totals:#?}");
     if seeds == (0..SEEDS) {
-        assert_rare_branches(&totals);
+        assert_found(rare_branches(&totals));
     }
 }
 
@@ -140,11 +143,47 @@ fn a_cache_loses_keys_and_nothing_else() {
     }
 }
 
+/// Floods that a run plays, and so many that every rare branch must have been taken.
+const FLOODS: u64 = 16;
+const FLOODS_FOR_ALL: u64 = 1000;
+
+#[test]
+fn a_flood_finds_nothing_wrong() {
+    let seeds = seeds(FLOODS);
+    let mut totals = Totals::default();
+    play_each(
+        seeds.clone(),
+        "a_flood",
+        |memory, seed| play_flood(memory, seed, None),
+        |report| {
+            totals.merge(&report.totals);
+        },
+    );
+    println!("{totals:#?}");
+    let evictions = ("evictions", totals.grown.evictions, 1);
+    let hits_reported = ("hits reported", totals.grown.hits_reported, 1);
+    if seeds.end - seeds.start >= FLOODS_FOR_ALL {
+        assert_found(rare_branches(&totals));
+        assert_found([evictions, hits_reported]);
+    } else if seeds == (0..FLOODS) {
+        assert_found([
+            evictions,
+            ("splits", totals.grown.splits, 50),
+            ("segments with another use", totals.grown.segments_reused, 50),
+            ("blocks that were moved", totals.grown.blocks_moved, 50),
+            ("large values read page by page", totals.stats.large_values, 100),
+            ("keys removed because their time was over", totals.grown.expired, 10),
+            ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
+        ]);
+    }
+}
+
 /// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
 /// `KV_SIM_SEEDS` must reach these by chance alone.
-fn assert_rare_branches(totals: &Totals) {
+fn rare_branches(totals: &Totals) -> Vec<Wanted> {
     let (stats, fabric) = (&totals.stats, &totals.fabric);
-    assert_found([
+    assert!(stats.index_cache_hits <= stats.index_cache_lookups, "a hit is a lookup");
+    vec![
         ("GETs that raced with stores", fabric.racing_gets, 10_000),
         ("torn blocks", stats.retries_torn, 100),
         ("stale places", stats.retries_stale, 1000),
@@ -181,8 +220,7 @@ fn assert_rare_branches(totals: &Totals) {
         ("looks at the server's clock", stats.clock_looks, 100),
         ("times that the server was stopped", totals.stops, 10),
         ("histories judged", totals.checked.histories, 1000),
-    ]);
-    assert!(stats.index_cache_hits <= stats.index_cache_lookups, "a hit is a lookup");
+    ]
 }
 
 #[test]

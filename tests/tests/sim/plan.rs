@@ -14,7 +14,9 @@
 //! * in a *haul* some of the values lie in pages: a duel of few operations, since each takes very many stores. Such seeds are
 //!   those from [`HAULS`] on.
 //!
-//! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment.
+//! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment. A *flood* is a cache
+//! with everything else at once: segments are split and emptied, keys end, some values lie in pages, the server is stopped and
+//! killed.
 
 use std::time::Duration;
 
@@ -29,6 +31,8 @@ use crate::server::ServerPlan;
 /// Segments of a region that is full now and then: the superblock's, the directory's, one of index lines, and about as
 /// many for blocks as there are classes in use.
 const SEGMENTS: usize = 10;
+/// ... of one that has room for values in pages, too, ...
+const FLOOD_SEGMENTS: usize = 14;
 /// ... and of one whose index grows.
 pub(crate) const SEGMENTS_MAX: usize = 48;
 /// The first seed of a haul.
@@ -89,6 +93,29 @@ impl Plan {
             empty_one_in: rng.pick(&[0, 500]),
             ..plan.server_plan
         };
+        plan
+    }
+
+    /// Draws the plan of a flood.
+    pub(crate) fn draw_flood(rng: &mut Rng, _seed: u64) -> Plan {
+        let mut plan = Plan::of(rng, Mood::Storm);
+        let small_bytes = std::mem::take(&mut plan.block_bytes);
+        plan.block_bytes = small_bytes.iter().copied().cycle().take(9).collect();
+        plan.block_bytes.extend(rng.pick(&[&[330_000][..], &[390_000, 340_000]]));
+        plan.server_plan = ServerPlan {
+            segments: rng.pick(&[FLOOD_SEGMENTS, SEGMENTS_MAX / 2, SEGMENTS_MAX]),
+            split_one_in: rng.pick(&[100, 500]),
+            evicts: true,
+            evict_one_in: rng.pick(&[100, 1000]),
+            evict_bytes: small_bytes,
+            empty_one_in: rng.pick(&[100, 500]),
+            ..plan.server_plan
+        };
+        plan.staging_words = rng.pick(&[4096, 20_000, 140_000]);
+        plan.lull_one_in = rng.pick(&[1000, 10_000]);
+        plan.stop_one_in = rng.pick(&[0, 5, 20]);
+        plan.clock_every_ns = Some(5_000_000);
+        plan.players.iter_mut().for_each(|player| player.ttl_percent = rng.pick(&[20, 60]));
         plan
     }
 

@@ -39,6 +39,11 @@ pub(crate) fn play_cache(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> 
     perform(memory, mutant, || World::new(memory, seed, Plan::draw_cache).play())
 }
 
+/// The same with everything on at once.
+pub(crate) fn play_flood(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> Result<Report, String> {
+    perform(memory, mutant, || World::new(memory, seed, Plan::draw_flood).play())
+}
+
 /// Memory for the largest region that the world wants.
 pub(crate) fn memory() -> Memory {
     Memory::new(SEGMENTS_MAX)
@@ -219,7 +224,7 @@ impl<'a> World<'a> {
             self.lull();
         }
         if let (Some(every_ns), Some(server)) = (self.clock_every_ns, &self.server)
-            && self.fabric.now_ns() >= self.clock_due_ns
+            && self.fabric.now_ns() >= self.clock_due_ns.max(self.stopped_until_ns)
         {
             self.clock_due_ns = self.fabric.now_ns() + every_ns;
             server.publish_clock();
