@@ -145,38 +145,53 @@ fn a_cache_loses_keys_and_nothing_else() {
 
 /// Floods that a run plays, and so many that every rare branch must have been taken.
 const FLOODS: u64 = 16;
-const FLOODS_FOR_ALL: u64 = 1000;
+const FLOODS_FOR_ALL: u64 = 500;
+/// Of so many floods the judge may give up on one: too many writes of unknown outcome on one key.
+const FLOODS_PER_UNDECIDED: u64 = 50;
 
 #[test]
 fn a_flood_finds_nothing_wrong() {
     let seeds = seeds(FLOODS);
-    let mut totals = Totals::default();
+    let (mut totals, mut undecided) = (Totals::default(), 0);
     play_each(
         seeds.clone(),
         "a_flood",
-        |memory, seed| play_flood(memory, seed, None),
-        |report| {
-            totals.merge(&report.totals);
+        |memory, seed| match play_flood(memory, seed, None) {
+            Err(wrong) if wrong.starts_with(UNDECIDED) => Ok(None),
+            played => played.map(Some),
+        },
+        |report| match report {
+            Some(report) => totals.merge(&report.totals),
+            None => undecided += 1,
         },
     );
-    println!("{totals:#?}");
-    let evictions = ("evictions", totals.grown.evictions, 1);
-    let hits_reported = ("hits reported", totals.grown.hits_reported, 1);
-    if seeds.end - seeds.start >= FLOODS_FOR_ALL {
-        assert_found(rare_branches(&totals));
-        assert_found([evictions, hits_reported]);
+    println!("{totals:#?}, {undecided} undecided");
+    let count = seeds.end - seeds.start;
+    assert!(undecided <= count.div_ceil(FLOODS_PER_UNDECIDED), "{undecided} of {count} undecided");
+    let evicted = [
+        ("evictions", totals.grown.evictions, 1),
+        ("hits reported", totals.grown.hits_reported, 1),
+        ("large values read page by page", totals.stats.large_values, 1),
+    ];
+    if count >= FLOODS_FOR_ALL {
+        // A server that evicts refuses nothing for want of room.
+        let rare = rare_branches(&totals).into_iter().filter(|&(what, ..)| what != REFUSALS);
+        assert_found(rare.map(|(what, found, _)| (what, found, 1)));
+        assert_found(evicted);
+        assert_eq!(totals.refused, 0);
     } else if seeds == (0..FLOODS) {
+        assert_found(evicted);
         assert_found([
-            evictions,
             ("splits", totals.grown.splits, 50),
             ("segments with another use", totals.grown.segments_reused, 50),
-            ("blocks that were moved", totals.grown.blocks_moved, 50),
-            ("large values read page by page", totals.stats.large_values, 100),
-            ("keys removed because their time was over", totals.grown.expired, 10),
-            ("GETs that raced with stores", totals.fabric.racing_gets, 1000),
+            ("blocks that were moved", totals.grown.blocks_moved, 1),
+            ("keys removed because their time was over", totals.grown.expired, 1),
+            ("GETs that raced with stores", totals.fabric.racing_gets, 100),
         ]);
     }
 }
+
+const REFUSALS: &str = "refusals";
 
 /// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
 /// `KV_SIM_SEEDS` must reach these by chance alone.
@@ -209,7 +224,7 @@ fn rare_branches(totals: &Totals) -> Vec<Wanted> {
         ("values left where a READ ended", stats.values_in_place, 1000),
         ("GETs from the index cache", stats.index_cache_hits, 10_000),
         ("writes of unknown outcome", totals.unknown, 100),
-        ("refusals", totals.refused, 1),
+        (REFUSALS, totals.refused, 1),
         ("broken connections", fabric.breaks, 100),
         ("READs that were sent again", fabric.retransmissions, 100),
         ("requests lost", fabric.requests_lost, 100),

@@ -100,22 +100,32 @@ impl Plan {
     pub(crate) fn draw_flood(rng: &mut Rng, _seed: u64) -> Plan {
         let mut plan = Plan::of(rng, Mood::Storm);
         let small_bytes = std::mem::take(&mut plan.block_bytes);
-        plan.block_bytes = small_bytes.iter().copied().cycle().take(9).collect();
+        plan.block_bytes = small_bytes.iter().copied().cycle().take(15).collect();
         plan.block_bytes.extend(rng.pick(&[&[330_000][..], &[390_000, 340_000]]));
         plan.server_plan = ServerPlan {
             segments: rng.pick(&[FLOOD_SEGMENTS, SEGMENTS_MAX / 2, SEGMENTS_MAX]),
             split_one_in: rng.pick(&[100, 500]),
             evicts: true,
             evict_one_in: rng.pick(&[100, 1000]),
-            evict_bytes: small_bytes,
+            evict_bytes: plan.block_bytes.clone(),
             empty_one_in: rng.pick(&[100, 500]),
             ..plan.server_plan
         };
         plan.staging_words = rng.pick(&[4096, 20_000, 140_000]);
-        plan.lull_one_in = rng.pick(&[1000, 10_000]);
-        plan.stop_one_in = rng.pick(&[0, 5, 20]);
+        plan.lull_one_in = rng.pick(&[100, 400]);
+        plan.stop_one_in = rng.pick(&[0, 200, 1000]);
         plan.clock_every_ns = Some(5_000_000);
-        plan.players.iter_mut().for_each(|player| player.ttl_percent = rng.pick(&[20, 60]));
+        // Large values take many steps: what comes so often as in a storm would leave nothing whose outcome is known.
+        plan.weather.outage_one_in = rng.pick(&[0, 2_000_000]);
+        plan.weather.stall_one_in = rng.pick(&[0, 20_000]);
+        plan.break_one_in = rng.pick(&[0, 200_000]);
+        plan.kill_one_in = rng.pick(&[0, 200_000]);
+        for player in &mut plan.players {
+            player.ttl_percent = rng.pick(&[20, 60]);
+            // They wait for writes, and do not just miss what was evicted.
+            player.follow_percent = rng.pick(&[40, 90]);
+            (player.sleep_one_in, player.sleep_steps_max) = (rng.pick(&[2, 10]), 10_000);
+        }
         plan
     }
 
