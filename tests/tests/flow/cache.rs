@@ -62,3 +62,33 @@ pub(crate) fn keys_in_use_stay_and_no_write_is_refused(start: Start) {
     assert_eq!(stat.evicted_ages.iter().sum::<u64>(), counter("evictions"));
     assert!(counter("hits_reported") > 0 && reader.stats().hits_reported >= counter("hits_reported"));
 }
+
+/// Seven pages, of which a region of 32 MiB has room for some sixty.
+const LARGE_BYTES: usize = 400_000;
+const LARGE_COLD: u64 = 150;
+
+pub(crate) fn large_values_make_room_for_large_values(start: Start) {
+    let server = start(Needs { memory: "32MiB", on_full: OnFull::Evict, ..Needs::default() });
+    let (mut writer, mut reader) = (server.connect(), server.connect());
+    let hot = value_of(0, LARGE_BYTES);
+    writer.put(b"hot", &hot).unwrap();
+    for i in 1..=LARGE_COLD {
+        writer.put(&i.to_be_bytes(), &value_of(i, LARGE_BYTES + i as usize)).unwrap();
+        for _ in 0..30 {
+            let found = reader.get(b"hot").unwrap().expect("what is used stays");
+            assert!(found.bytes == hot);
+        }
+    }
+    for i in 1..=LARGE_COLD {
+        let found = reader.get(&i.to_be_bytes()).unwrap();
+        assert!(found.is_some() || i <= LARGE_COLD - 20, "{i} is new");
+        let Some(found) = found else { continue };
+        assert!(i > 20 && found.bytes == value_of(i, LARGE_BYTES + i as usize), "{i}");
+    }
+    // A size that comes when the region is full gets a segment.
+    put_all(&mut writer, 0..HOT);
+    assert_eq!(present(&mut reader, 0..HOT), HOT);
+    let stat = reader.server_stat().unwrap();
+    assert!(stat.counters["refused"] == 0 && stat.counters["hits_reported"] > 0, "{:?}", stat.counters);
+    assert_eq!(stat.evicted_ages.iter().sum::<u64>(), stat.counters["evictions"]);
+}

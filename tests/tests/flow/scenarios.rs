@@ -40,7 +40,7 @@ macro_rules! scenarios {
 macro_rules! long_scenarios {
     ($start:path $(, #[$condition:meta])?) => {
         scenarios! { $start, [$(#[$condition])?]
-            cache: keys_in_use_stay_and_no_write_is_refused;
+            cache: keys_in_use_stay_and_no_write_is_refused, large_values_make_room_for_large_values;
             large: values_around_every_limit, a_region_without_a_long_run_says_so;
             space: deleted_values_make_room_for_other_sizes;
             check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
