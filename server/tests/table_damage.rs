@@ -5,7 +5,7 @@ mod table_support;
 
 use std::sync::Arc;
 
-use kv_common::check::walk;
+use kv_common::check::{CheckFinding, walk};
 use kv_common::layout::{
     Counter, Lengths, PAGE_HEAD_WORDS, PAGE_WORDS, SEGMENT_WORDS, SegmentEntry, SegmentKind, Slot, pages_of,
     superblock,
@@ -129,6 +129,41 @@ fn a_bit_that_changes_where_it_counts_is_found() {
         }
     }
     table.check().expect("the table is sound again");
+}
+
+/// What a check finds if the region is again as it was before `change`: sound in itself, and not what the server keeps beside it.
+fn findings_after(change: impl FnOnce(&mut Client)) -> Vec<CheckFinding> {
+    let table = sound_table();
+    let mut before = vec![0; table.region().len_words()];
+    table.region().copy_out(0, &mut before);
+    let mut client = Client::new(&table, 0);
+    change(&mut client);
+    client.worker.idle();
+    table.region().copy_in(0, &before);
+    assert_eq!(walk(table.region()).findings, []);
+    table.check().expect_err("it is not what the server keeps")
+}
+
+#[test]
+fn what_the_server_keeps_beside_the_region_is_compared_with_it() {
+    let is_found = |findings: &[CheckFinding], is_it: fn(&CheckFinding) -> bool| {
+        assert!(findings.iter().any(is_it), "{findings:?}");
+    };
+    let findings = findings_after(|client| {
+        for key in keys_of_one_home(30) {
+            assert_eq!(client.delete(&key).status, Status::Done);
+        }
+        assert_eq!(client.delete(b"large").status, Status::Done);
+    });
+    is_found(&findings, |it| matches!(it, CheckFinding::OverflowLine { listed: 1, in_use: true, .. }));
+    is_found(&findings, |it| matches!(it, CheckFinding::BlockTwice { .. }));
+    is_found(&findings, |it| matches!(it, CheckFinding::FreeBlockLive { .. }));
+    is_found(&findings, |it| matches!(it, CheckFinding::Run { found: Some(7), kept: None, .. }));
+    // More pages than a large segment has.
+    let findings = findings_after(|client| {
+        assert_eq!(client.upload(Condition::Always, b"larger", &[8; 2_500_001]).status, Status::Done);
+    });
+    is_found(&findings, |it| matches!(it, CheckFinding::Page { .. }));
 }
 
 /// Fills a segment with words that look like something.
