@@ -40,7 +40,7 @@ impl Worker {
         session: u64,
         message: &[u8],
         staging: Option<&Words>,
-        waiting: Option<&mut Waiting>,
+        mut waiting: Option<&mut Waiting>,
         sink: Sink<'_>,
     ) -> bool {
         let decoded = Request::decode(message).map_err(|(seq, refusal)| (seq.unwrap_or(0), refusal));
@@ -52,10 +52,15 @@ impl Worker {
             Ok(request) => self.serve(request, staging, sink).map_err(|refusal| (request.seq, refusal)),
             Err(refused) => Err(*refused),
         };
-        let Err((seq, refusal)) = served else { return true };
-        if waiting.is_some_and(|waiting| self.is_worth_waiting(refusal, waiting)) {
+        if let (Err((_, refusal)), Some(waiting)) = (&served, &mut waiting)
+            && self.is_worth_waiting(*refusal, waiting)
+        {
             return false;
         }
+        if let Some(waiting) = waiting {
+            self.end_wait(waiting);
+        }
+        let Err((seq, refusal)) = served else { return true };
         let op = request.ok().map(|request| request.op);
         if op == Some(Op::PutEnd) {
             drop(self.abandon(session));

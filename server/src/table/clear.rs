@@ -7,40 +7,113 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use kv_common::layout::{Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Span};
+use kv_common::layout::{Counter, Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Span};
 
+use super::Worker;
 use super::slab::{Candidate, Emptied, Slab};
-use super::space::{Emptying, Space, SpaceKeeper};
+use super::space::{Asked, Emptying, Space, SpaceKeeper, WAIT_MAX_NS, Waiting};
+
+/// A value waits so long before segments are emptied for it: what has gone for others may be on its way back.
+const PATIENCE_NS: u64 = 20_000_000;
+/// Pages that were given to large blocks are left to them for so long. Whoever waits for them looks every 64 ms, or sooner.
+const KEPT_NS: u64 = 200_000_000;
+
+/// A large value that waits for a run.
+pub(super) struct Want {
+    number: u64,
+    pages: u64,
+    /// Segments may be emptied for it from then on.
+    due_ns: u64,
+    until_ns: u64,
+    /// The region has no stretch that is so long.
+    is_hopeless: bool,
+}
 
 /// Neighbouring segments that are made free for a large block.
-#[derive(Default)]
+#[derive(Debug)]
 pub(super) struct Clearing {
+    /// The number of who wants it.
+    want: u64,
     /// Closed ones that are to be emptied.
-    pub(super) left: Vec<Candidate>,
+    left: Vec<Candidate>,
     /// Those that are empty, or were free.
     pub(super) cleared: Vec<Emptied>,
 }
 
+/// Why segments cannot be made free for a large block.
+enum NotCleared {
+    /// There are not so many neighbours.
+    NoStretch,
+    /// One of them was taken for something else meanwhile.
+    Taken,
+}
+
 impl Space {
-    /// A large value finds no neighbours that could go for a run of so many pages.
-    pub(super) fn want_run(&self, pages: u64) {
-        self.wanted_run.fetch_max(pages, Ordering::Relaxed);
+    /// What is wanted for longest of what is due. None after it is over.
+    fn due_want(&self, now_ns: u64) -> Option<(u64, u64)> {
+        let mut wants = self.wants.lock();
+        wants.retain(|want| want.until_ns > now_ns);
+        let due = wants.iter().find(|want| want.due_ns <= now_ns && !want.is_hopeless)?;
+        Some((due.number, due.pages))
     }
 
-    /// What was wanted since the last call.
-    pub(super) fn take_wanted_run(&self) -> Option<u64> {
-        Some(self.wanted_run.swap(0, Ordering::Relaxed)).filter(|&pages| pages > 0)
+    /// How long until some want is due.
+    pub(super) fn until_want_ns(&self, now_ns: u64) -> Option<u64> {
+        let wants = self.wants.lock();
+        let hopeful = wants.iter().filter(|want| !want.is_hopeless);
+        hopeful.map(|want| want.due_ns.saturating_sub(now_ns)).min()
+    }
+
+    /// It has what it wanted, or it is tried again first.
+    fn forget_want(&self, number: u64) {
+        self.wants.lock().retain(|want| want.number != number);
+    }
+
+    fn note_hopeless(&self, number: u64) {
+        if let Some(want) = self.wants.lock().iter_mut().find(|want| want.number == number) {
+            want.is_hopeless = true;
+        }
+    }
+}
+
+impl Worker {
+    /// Whether a large value should be tried again later that found no run of so many pages in a server that evicts.
+    pub(super) fn waits_for_run(&self, pages: u64, waiting: &mut Waiting) -> bool {
+        let (space, now_ns) = (&self.table.space, self.table.monotonic_ns());
+        let Asked { number, until_ns } = *waiting.0.get_or_insert_with(|| {
+            self.counters.add(Counter::WritesWaited, 1);
+            let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
+            Asked { number, until_ns: now_ns + WAIT_MAX_NS }
+        });
+        let mut wants = space.wants.lock();
+        let noted = wants.iter().position(|want| want.number == number);
+        if now_ns >= until_ns || noted.is_some_and(|at| wants[at].is_hopeless) {
+            noted.map(|at| wants.remove(at));
+            return false;
+        }
+        if noted.is_none() {
+            wants.push(Want { number, pages, due_ns: now_ns + PATIENCE_NS, until_ns, is_hopeless: false });
+            drop(wants);
+            space.signal.set();
+        }
+        true
+    }
+
+    /// A write that may have waited is carried out, or refused for another reason.
+    pub(crate) fn end_wait(&self, waiting: &Waiting) {
+        if let Some(Asked { number, .. }) = waiting.0 {
+            self.table.space.forget_want(number);
+        }
     }
 }
 
 impl Slab {
-    /// Closes the segments that are cheapest to lose of those that make a run of so many pages. None if no such stretch is free
-    /// or classes', or one of its segments was taken for something else meanwhile.
-    pub(super) fn begin_clearing(&self, pages: u64) -> Option<Clearing> {
+    /// Closes the segments that are cheapest to lose of those that make a run of so many pages, for this want.
+    fn begin_clearing(&self, want: u64, pages: u64) -> Result<Clearing, NotCleared> {
         let (candidates, costs) = self.costs();
-        let stretch = cheapest_stretch(&costs, pages.div_ceil(SEGMENT_PAGES) as usize)?;
-        let mut clearing = Clearing::default();
-        for segment in stretch {
+        let stretch = cheapest_stretch(&costs, pages.div_ceil(SEGMENT_PAGES) as usize);
+        let mut clearing = Clearing { want, left: Vec::new(), cleared: Vec::new() };
+        for segment in stretch.ok_or(NotCleared::NoStretch)? {
             match candidates[segment] {
                 Some(candidate) => {
                     self.close(candidate);
@@ -53,11 +126,11 @@ impl Slab {
                     // Those were free.
                     let free = self.give_up(clearing);
                     free.iter().for_each(|emptied| self.give_segment_back(emptied.segment));
-                    return None;
+                    return Err(NotCleared::Taken);
                 }
             }
         }
-        Some(clearing)
+        Ok(clearing)
     }
 
     /// By segment: how it can be emptied if a class has it, and the granules that are lost then; no cost if it is something else's.
@@ -78,13 +151,13 @@ impl Slab {
     }
 
     /// The segments serve their classes again; those that are empty already are returned.
-    pub(super) fn give_up(&self, clearing: Clearing) -> Vec<Emptied> {
+    fn give_up(&self, clearing: Clearing) -> Vec<Emptied> {
         clearing.left.into_iter().for_each(|candidate| self.reopen(candidate));
         clearing.cleared
     }
 
     /// Gives segments that are all zero, and that no reader can be led to, to large blocks.
-    pub(super) fn add_large(&self, segments: impl Iterator<Item = u64>) {
+    fn add_large(&self, segments: impl Iterator<Item = u64>) {
         let mut pages = self.pages.lock();
         for segment in segments {
             self.store_entry(segment, SegmentEntry { kind: SegmentKind::Large, class: 0 });
@@ -94,47 +167,80 @@ impl Slab {
 }
 
 impl SpaceKeeper {
-    /// Begins to empty the next segment for a large value that found no room, or lets those wait for LEASE that are empty. False
-    /// if nothing is to be done for any.
-    pub(super) fn clear_next(&mut self) -> bool {
-        if self.clearing.is_none() && self.quarantine.is_none() {
-            let pages = self.table().space.take_wanted_run();
-            self.clearing = pages.and_then(|pages| {
-                tracing::debug!(pages, "segments are made free for a large value");
-                self.table().slab.begin_clearing(pages)
-            });
-            let cleared = self.clearing.as_ref().map_or(0, |clearing| clearing.cleared.len());
-            self.note_quarantined(cleared as u64);
+    /// Begins to empty the next segment for a large value that waits. False if there is nothing to do but to wait for
+    /// LEASE, or nothing at all.
+    pub(super) fn clear_next(&mut self, now_ns: u64) -> bool {
+        if let Some(clearing) = &mut self.clearing {
+            let next = clearing.left.pop();
+            self.emptying = next.map(Emptying::cleared);
+            return self.emptying.is_some();
         }
-        let Some(clearing) = &mut self.clearing else { return false };
-        if let Some(candidate) = clearing.left.pop() {
-            self.emptying = Some(Emptying::cleared(candidate));
-            return true;
-        }
-        if self.quarantine.is_some() {
+        if self.quarantine.is_some() || !self.empty.is_empty() {
             return false;
         }
-        let cleared = self.clearing.take().map_or(Vec::new(), |clearing| clearing.cleared);
-        self.begin_quarantine(cleared, true);
+        let table = self.table();
+        let Some((want, pages)) = table.space.due_want(now_ns) else { return false };
+        if table.slab.pages.lock().longest() >= pages {
+            table.space.forget_want(want);
+            return true;
+        }
+        match table.slab.begin_clearing(want, pages) {
+            Ok(clearing) => {
+                tracing::debug!(pages, segments = ?clearing, "segments are made free for a large value");
+                self.note_quarantined(clearing.cleared.len() as u64);
+                self.clearing = Some(clearing);
+            }
+            Err(NotCleared::NoStretch) => table.space.note_hopeless(want),
+            Err(NotCleared::Taken) => {}
+        }
         true
     }
 
-    /// A segment could not be emptied that was to be part of a run.
+    /// A segment could not be emptied that was to be part of a run. Whoever waits for it still does.
     pub(super) fn give_up_clearing(&mut self) {
         if let Some(clearing) = self.clearing.take() {
             let cleared = self.table().slab.give_up(clearing);
             self.empty.extend(cleared);
         }
     }
+
+    /// Segments that are empty and will be large blocks'.
+    pub(super) fn for_runs(&self) -> u64 {
+        let waiting = self.quarantine.as_ref().and_then(|quarantine| quarantine.clearing.as_ref());
+        self.clearing.iter().chain(waiting).map(|clearing| clearing.cleared.len() as u64).sum()
+    }
+
+    /// False while who waited for pages may not have taken them.
+    pub(super) fn may_take_pages(&self) -> bool {
+        self.table().monotonic_ns() >= self.pages_kept_until_ns
+    }
+
+    /// The segments are all zero, and no reader can be led to them: they are large blocks' from now on.
+    pub(super) fn end_clearing(&mut self, clearing: &Clearing) {
+        let table = self.table();
+        table.slab.add_large(clearing.cleared.iter().map(|emptied| emptied.segment));
+        table.space.forget_want(clearing.want);
+        self.pages_kept_until_ns = table.monotonic_ns() + KEPT_NS;
+    }
 }
 
 /// So many neighbours with the smallest sum of costs; the last ones among such, where large segments are.
 fn cheapest_stretch(costs: &[Option<u64>], segments: usize) -> Option<Range<usize>> {
-    let sum = |start: &usize| costs[*start..start + segments].iter().copied().sum::<Option<u64>>();
-    let starts = 0..(costs.len() + 1).checked_sub(segments)?;
-    let sums = starts.filter_map(|start| Some((sum(&start)?, start)));
-    let (_, start) = sums.min_by_key(|&(sum, start)| (sum, usize::MAX - start))?;
-    Some(start..start + segments)
+    let (mut sum, mut length, mut best) = (0, 0, None);
+    for (segment, cost) in costs.iter().enumerate() {
+        let Some(cost) = cost else {
+            (sum, length) = (0, 0);
+            continue;
+        };
+        (sum, length) = (sum + cost, length + 1);
+        if length > segments {
+            (sum, length) = (sum - costs[segment - segments].unwrap_or(0), segments);
+        }
+        if length == segments && best.is_none_or(|(least, _)| sum <= least) {
+            best = Some((sum, segment + 1));
+        }
+    }
+    best.map(|(_, end)| end - segments..end)
 }
 
 #[cfg(test)]

@@ -75,8 +75,8 @@ impl Worker {
         false
     }
 
-    /// Evicts large blocks that are neighbours and make a run of so many pages. False if there are none; then one is made of
-    /// other segments, which takes longer.
+    /// Evicts large blocks that are neighbours and make a run of so many pages. False if there are none; then the write waits, and
+    /// one is made of other segments.
     fn evict_runs(&mut self, pages: u64) -> bool {
         if self.table.slab.waiting_runs() > 0 {
             // What has gone already may make the run.
@@ -93,10 +93,7 @@ impl Worker {
                     }
                 }
                 ChosenRuns::Later => {}
-                ChosenRuns::None => {
-                    self.table.space.want_run(pages);
-                    return false;
-                }
+                ChosenRuns::None => return false,
             }
         }
         false
@@ -115,12 +112,16 @@ impl Worker {
         true
     }
 
-    /// Evicts the large blocks that have pages of a segment. False if there are none.
-    pub(super) fn evict_pages_of(&mut self, segment: u64) -> bool {
-        let runs: Vec<Run> = self.table.slab.pages.lock().taken_in(segment).collect();
-        let gone = runs.into_iter().filter_map(|run| self.evict_block(run.place(), run.span())).count();
+    /// Evicts the large blocks that have pages of a segment; none if some have gone already and are not back.
+    pub(super) fn evict_pages_of(&mut self, segment: u64) {
+        if self.table.slab.waiting_runs() == 0 {
+            let runs: Vec<Run> = self.table.slab.pages.lock().taken_in(segment).collect();
+            for run in runs {
+                // If it has gone meanwhile, the better.
+                let _: Option<u64> = self.evict_block(run.place(), run.span());
+            }
+        }
         self.reclaim();
-        gone > 0
     }
 
     /// Evicts the key among those whose slots the home of `hash` can have that was not used for the longest time.

@@ -50,7 +50,7 @@ pub(super) enum Loser {
 pub(super) enum ChosenRuns {
     /// These make room. None of them: there is some.
     Runs(Vec<Run>),
-    /// Not yet: there are more, or such that were used just now and count as untouched from here on.
+    /// Not yet: there are more, or such that were used and count as untouched from here on.
     Later,
     /// There are no neighbours that are so long, in use or free.
     None,
@@ -92,37 +92,30 @@ impl Slab {
     pub(super) fn choose_runs(&self, pages: u64, is_strict: bool, now_s: u64) -> ChosenRuns {
         let Some(recency) = &self.recency else { return ChosenRuns::None };
         let mut all = self.pages.lock();
-        let mut neighbours = Neighbours::default();
-        let (mut has_passed, mut steps, mut hand) = (false, 0, all.hand);
-        // Neighbours can lie on both sides of where the hand stands now: it goes round twice.
-        let rounds =
-            (0..2).flat_map(|round| all.round().map(move |(run, is_in_use)| (round, run, is_in_use)));
-        for (round, run, is_in_use) in rounds {
-            let known = recency.get(run.span(), run.place(), now_s);
-            let may_go = match known {
-                // One without a key comes, or is on its way back.
-                None => !is_in_use,
-                Some(known) => is_strict || !known.is_touched,
-            };
+        let (mut unused, mut all_that_go) = (Neighbours::default(), Neighbours::default());
+        let (mut touched, mut steps, mut hand, mut is_possible) = (Vec::new(), 0, all.hand, false);
+        // Neighbours can lie on both sides of where the hand stands: it goes round twice.
+        for (run, is_in_use) in all.round().chain(all.round()).take(STEPS_MAX as usize) {
+            let known = recency.get(Span::MAX, run.place(), now_s).filter(|_| is_in_use);
+            // One in use without a key comes, or is on its way back.
+            let may_go = known.is_some() || !is_in_use;
+            let is_touched = !is_strict && known.is_some_and(|known| known.is_touched);
+            touched.extend(is_touched.then_some(run));
+            unused.add(run, is_in_use, may_go && !is_touched, pages);
+            all_that_go.add(run, is_in_use, may_go, pages);
+            is_possible |= all_that_go.pages() >= pages;
             (steps, hand) = (steps + 1, run.end_page());
-            if may_go {
-                neighbours.add(run, is_in_use, pages);
-            } else {
-                neighbours = Neighbours::default();
-            }
-            if known.is_some() && !may_go {
-                recency.pass(run.span(), run.place());
-                has_passed |= round > 0;
-            }
-            if neighbours.pages() >= pages || steps == STEPS_MAX {
+            if unused.pages() >= pages {
                 break;
             }
         }
-        all.hand = hand;
-        if neighbours.pages() >= pages {
-            return ChosenRuns::Runs(neighbours.in_use());
+        if !is_possible && steps < STEPS_MAX {
+            // What was used keeps its round.
+            return ChosenRuns::None;
         }
-        if has_passed || steps == STEPS_MAX { ChosenRuns::Later } else { ChosenRuns::None }
+        all.hand = hand;
+        touched.into_iter().for_each(|run| recency.pass(Span::MAX, run.place()));
+        if unused.pages() >= pages { ChosenRuns::Runs(unused.in_use()) } else { ChosenRuns::Later }
     }
 
     /// The segment that is cheapest to lose: under the hand of the class, or of the large blocks, whose next blocks were not used
@@ -153,13 +146,15 @@ impl Slab {
     /// What large blocks could lose, and how many segments they have.
     fn aged_runs(&self, recency: &Recency, now_s: u64) -> Option<(Aged, usize)> {
         let all = self.pages.lock();
-        let known = |(run, _): (Run, bool)| Some((run, recency.get(run.span(), run.place(), now_s)?.age_s));
+        let age_s = |run: Run| recency.get(Span::MAX, run.place(), now_s).map(|known| known.age_s);
+        let in_use = all.round().take(SAMPLE_STEPS_MAX as usize).filter(|(_, is_in_use)| *is_in_use);
         let next: Vec<_> =
-            all.round().take(SAMPLE_STEPS_MAX as usize).filter_map(known).take(SAMPLE as usize).collect();
-        let (first, _) = next.first()?;
-        let loser = Loser::Large(first.first_page / SEGMENT_PAGES);
+            in_use.filter_map(|(run, _)| Some((run, age_s(run)?))).take(SAMPLE as usize).collect();
+        // One that has a run without a key cannot be emptied.
+        let mut segments = next.iter().map(|(run, _)| run.first_page / SEGMENT_PAGES);
+        let segment = segments.find(|&segment| all.taken_in(segment).all(|run| age_s(run).is_some()))?;
         let age_class = age_class(next.iter().map(|(_, age_s)| age_s).sum::<u64>() / next.len() as u64);
-        Some((Aged { loser, age_class }, (all.all_pages() / SEGMENT_PAGES) as usize))
+        Some((Aged { loser: Loser::Large(segment), age_class }, (all.all_pages() / SEGMENT_PAGES) as usize))
     }
 }
 
@@ -168,9 +163,12 @@ impl Slab {
 struct Neighbours(VecDeque<(Run, bool)>);
 
 impl Neighbours {
-    /// Adds one, and drops those at the other end that a run of so many pages does not need. One that touches none of these
-    /// is alone.
-    fn add(&mut self, run: Run, is_in_use: bool, wanted: u64) {
+    /// Adds the next one, and drops those at the other end that a run of so many pages does not need. One that touches none of
+    /// these is alone, and none is left if it cannot go.
+    fn add(&mut self, run: Run, is_in_use: bool, may_go: bool, wanted: u64) {
+        if !may_go {
+            return self.0.clear();
+        }
         if self.0.back().is_some_and(|(last, _)| last.end_page() != run.first_page) {
             self.0.clear();
         }

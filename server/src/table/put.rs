@@ -120,10 +120,11 @@ impl Worker {
             }
             if let &Err(full) = &outcome
                 && evictions < EVICTIONS_MAX
-                && self.make_room(full, hash)
             {
                 evictions += 1;
-                continue;
+                if self.make_room(full, hash) {
+                    continue;
+                }
             }
             let is_full = matches!(outcome, Err(Refusal::RegionFull { .. } | Refusal::NoRun { .. }));
             if !is_full || attempts >= BLOCK_ATTEMPTS_MAX {

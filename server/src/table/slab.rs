@@ -361,9 +361,9 @@ impl Slab {
         self.free_segments.store(pool.len(), Ordering::Relaxed);
     }
 
-    /// Takes segments without a block in use out of their classes, and such whose pages are all free, at most so many. They are
-    /// nobody's then, and their words are still what they were.
-    pub(super) fn take_empty(&self, max: usize) -> Vec<Emptied> {
+    /// Takes segments without a block in use out of their classes, and such whose pages are all free if `takes_pages`, at most so
+    /// many. They are nobody's then, and their words are still what they were.
+    pub(super) fn take_empty(&self, max: usize, takes_pages: bool) -> Vec<Emptied> {
         let mut taken = Vec::new();
         for (code, class) in self.classes.iter().enumerate() {
             let (mut class, span) = (class.lock(), Span(code as u8));
@@ -373,7 +373,8 @@ impl Slab {
             }
         }
         let mut pages = self.pages.lock();
-        while taken.len() < max
+        while takes_pages
+            && taken.len() < max
             && let Some(segment) = pages.take_segment()
         {
             self.store_entry(segment, FREE);

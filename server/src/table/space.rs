@@ -25,12 +25,13 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{Counter, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::layout::{Counter, PAGE_BYTES, Place, SEGMENT_WORDS, Slot, superblock};
 use kv_common::limits::LEASE_NS;
 use kv_common::region::bytes_of;
 use kv_common::wire::Refusal;
+use parking_lot::Mutex;
 
-use super::clear::Clearing;
+use super::clear::{Clearing, Want};
 use super::counters::Counters;
 use super::hand::Loser;
 use super::lookup::{At, HeldKey};
@@ -59,14 +60,14 @@ const PASSES_MAX: u32 = 64;
 /// Between two passes.
 const PASS_PAUSE_NS: u64 = 1_000_000;
 /// A write that finds no room waits so long at most: for two times LEASE, and the work.
-const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
+pub(super) const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
 
 /// What writes and the keeper of the space tell each other.
 #[derive(Default)]
 pub(super) struct Space {
-    signal: Arc<Signal>,
+    pub(super) signal: Arc<Signal>,
     /// Writes that have found no room so far.
-    asked: AtomicU64,
+    pub(super) asked: AtomicU64,
     /// Of those, as many as had asked when it turned out that nothing can be made free.
     refused: AtomicU64,
     /// The same when enough were free.
@@ -77,18 +78,18 @@ pub(super) struct Space {
     hungry: AtomicU64,
     /// When that was noted last, in seconds.
     hungry_s: AtomicU64,
-    /// Pages of the longest run that large values of a server that evicts have not found; see `clear`.
-    pub(super) wanted_run: AtomicU64,
+    /// Large values of a server that evicts that wait for a run; see `clear`.
+    pub(super) wants: Mutex<Vec<Want>>,
 }
 
 /// A write that has found no room, and waits for some. None yet: `Waiting::default()`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Waiting(Option<Asked>);
+pub struct Waiting(pub(super) Option<Asked>);
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
-    number: u64,
-    until_ns: u64,
+pub(super) struct Asked {
+    pub(super) number: u64,
+    pub(super) until_ns: u64,
 }
 
 impl Space {
@@ -135,9 +136,9 @@ impl Table {
         (self.region.len_words() / SEGMENT_WORDS) as u64
     }
 
-    /// How many more segments should be free.
-    fn lacks_segments(&self) -> u64 {
-        let there = self.free_segments() + self.quarantined_segments();
+    /// How many more segments should be free. Of those that are empty so many will not be.
+    fn lacks_segments(&self, for_runs: u64) -> u64 {
+        let there = (self.free_segments() + self.quarantined_segments()).saturating_sub(for_runs);
         if self.evicts() {
             return self.slab.reserve().saturating_sub(there);
         }
@@ -159,6 +160,8 @@ pub struct SpaceKeeper {
     pub(super) quarantine: Option<Quarantine>,
     /// Those that are made free for a large block.
     pub(super) clearing: Option<Clearing>,
+    /// Until then no segment is taken from large blocks.
+    pub(super) pages_kept_until_ns: u64,
     /// The class that segments are made free for now evicts blocks of this age class.
     hungry: Option<u32>,
 }
@@ -201,9 +204,9 @@ impl Emptying {
 /// Segments that become free at a moment of the table's clock.
 pub(super) struct Quarantine {
     segments: Vec<Emptied>,
+    /// Those that are large blocks' then.
+    pub(super) clearing: Option<Clearing>,
     until_ns: u64,
-    /// They are large blocks' then.
-    is_for_run: bool,
 }
 
 impl SpaceKeeper {
@@ -216,6 +219,7 @@ impl SpaceKeeper {
             empty: Vec::new(),
             quarantine: None,
             clearing: None,
+            pages_kept_until_ns: 0,
             hungry: None,
         }
     }
@@ -230,27 +234,30 @@ impl SpaceKeeper {
         if let Some(emptying) = self.emptying.take() {
             return self.go_on(emptying, now_ns);
         }
-        if self.clear_next() {
+        if self.clear_next(now_ns) {
             return Upkeep::Busy;
         }
-        let lacking = self.table().lacks_segments().saturating_sub(self.empty.len() as u64);
+        let lacking = self.table().lacks_segments(self.for_runs());
         let asked = self.table().space.asked.load(Ordering::Relaxed);
         if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
             return Upkeep::Busy;
         }
         match &self.quarantine {
-            None if !self.empty.is_empty() => {
-                let segments = std::mem::take(&mut self.empty);
-                self.begin_quarantine(segments, false);
+            None if !self.empty.is_empty() || self.clearing.is_some() => {
+                self.begin_quarantine();
                 Upkeep::Busy
             }
             Some(quarantine) => Upkeep::WaitNs(quarantine.until_ns - now_ns),
+            // What large blocks have lost is on its way back, or they are not to lose anything yet.
+            None if lacking > 0 && (self.table().slab.waiting_runs() > 0 || !self.may_take_pages()) => {
+                Upkeep::WaitNs(PASS_PAUSE_NS)
+            }
             None => {
                 let space = &self.table().space;
                 // Whoever asked before this look is told if there is nothing.
                 let answer = if lacking > 0 { &space.refused } else { &space.served };
                 answer.fetch_max(asked, Ordering::Relaxed);
-                Upkeep::Idle
+                space.until_want_ns(now_ns).map_or(Upkeep::Idle, Upkeep::WaitNs)
             }
         }
     }
@@ -287,10 +294,10 @@ impl SpaceKeeper {
                 self.begin(Emptying { evicts: true, ..Emptying::new(candidate) });
                 true
             }
+            Loser::Large(_) if !self.may_take_pages() => false,
             Loser::Large(segment) => {
-                let has_gone = self.worker.evict_pages_of(segment);
-                self.take_empty(1);
-                has_gone
+                self.worker.evict_pages_of(segment);
+                self.take_empty(1)
             }
         }
     }
@@ -311,7 +318,7 @@ impl SpaceKeeper {
     }
 
     fn take_empty(&mut self, max: u64) -> bool {
-        let taken = self.table().slab.take_empty(max as usize);
+        let taken = self.table().slab.take_empty(max as usize, self.may_take_pages());
         self.note_quarantined(taken.len() as u64);
         self.empty.extend(&taken);
         !taken.is_empty()
@@ -326,7 +333,9 @@ impl SpaceKeeper {
     /// there is none, or another is being emptied.
     #[cfg(feature = "adversary")]
     pub fn empty_any(&mut self, draw: usize) -> bool {
-        let Some(candidate) = self.table().slab.any(draw).filter(|_| self.emptying.is_none()) else {
+        let Some(candidate) =
+            self.table().slab.any(draw).filter(|_| self.emptying.is_none() && self.clearing.is_none())
+        else {
             return false;
         };
         let evicts = self.table().evicts();
@@ -393,7 +402,7 @@ impl SpaceKeeper {
         Upkeep::Busy
     }
 
-    pub(super) fn begin_quarantine(&mut self, segments: Vec<Emptied>, is_for_run: bool) {
+    fn begin_quarantine(&mut self) {
         let table = self.table();
         let epoch = table.region.load(superblock::PLACE_EPOCH) + 1;
         if !mutant(Mutant::KeepPlaceEpoch) {
@@ -403,28 +412,26 @@ impl SpaceKeeper {
         fence(Ordering::SeqCst);
         let lease_ns = if mutant(Mutant::ReuseWithoutLease) { 0 } else { by_any_clock(LEASE_NS) };
         let until_ns = table.monotonic_ns() + lease_ns;
-        tracing::debug!(segments = segments.len(), epoch, "segments emptied");
-        self.quarantine = Some(Quarantine { segments, until_ns, is_for_run });
+        let (segments, clearing) = (std::mem::take(&mut self.empty), self.clearing.take());
+        tracing::debug!(segments = segments.len(), for_run = ?clearing, epoch, "segments emptied");
+        self.quarantine = Some(Quarantine { segments, clearing, until_ns });
     }
 
     fn release(&mut self, quarantine: Quarantine) {
         let table = self.table();
-        for &Emptied { segment, used_words } in &quarantine.segments {
+        let for_run = quarantine.clearing.as_ref().map_or(&[][..], |clearing| &clearing.cleared);
+        for &Emptied { segment, used_words } in quarantine.segments.iter().chain(for_run) {
             for word in 0..used_words {
                 table.region.store(segment as usize * SEGMENT_WORDS + word, 0);
             }
-            if !quarantine.is_for_run {
-                table.slab.give_segment_back(segment);
-            }
         }
-        if quarantine.is_for_run {
-            table.slab.add_large(quarantine.segments.iter().map(|emptied| emptied.segment));
-            // Whoever still wants one looks again first.
-            table.space.take_wanted_run();
-        }
-        let released = quarantine.segments.len() as u64;
+        quarantine.segments.iter().for_each(|emptied| table.slab.give_segment_back(emptied.segment));
+        let released = (quarantine.segments.len() + for_run.len()) as u64;
         table.space.quarantined.fetch_sub(released, Ordering::Relaxed);
         self.worker.counters.add(Counter::SegmentsReused, released);
+        if let Some(clearing) = &quarantine.clearing {
+            self.end_clearing(clearing);
+        }
     }
 }
 
@@ -432,6 +439,9 @@ impl Worker {
     /// Whether a write that was refused should be tried again later, since it has found no room and there may be some.
     pub(crate) fn is_worth_waiting(&self, refusal: Refusal, waiting: &mut Waiting) -> bool {
         let wants_run = match refusal {
+            Refusal::NoRun { run_bytes, .. } if self.table.evicts() => {
+                return self.waits_for_run(run_bytes / PAGE_BYTES, waiting);
+            }
             Refusal::NoRun { .. } => true,
             Refusal::RegionFull { .. } | Refusal::IndexFull { .. } => false,
             _ => return false,

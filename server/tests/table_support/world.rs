@@ -20,6 +20,8 @@ pub(crate) struct World {
     pub(crate) keeper: SpaceKeeper,
     pub(crate) model: HashMap<Vec<u8>, Vec<u8>>,
     pub(crate) waits: u64,
+    /// Steps of the keeper until a write that waits is tried again.
+    pub(crate) steps_per_wait: u32,
     /// Keys may go without having been deleted.
     evicts: bool,
     /// Where the key of the last write is.
@@ -46,6 +48,7 @@ impl World {
             keeper,
             model: HashMap::new(),
             waits: 0,
+            steps_per_wait: 1,
             evicts: config.evicts,
             slot: Slot::EMPTY,
         }
@@ -71,7 +74,9 @@ impl World {
                 return status;
             }
             self.waits += 1;
-            self.keep();
+            for _ in 0..self.steps_per_wait {
+                self.keep();
+            }
         }
     }
 

@@ -174,11 +174,8 @@ fn a_flood_finds_nothing_wrong() {
         ("large values read page by page", totals.stats.large_values, 1),
     ];
     if count >= FLOODS_FOR_ALL {
-        // A server that evicts refuses nothing for want of room.
-        let rare = rare_branches(&totals).into_iter().filter(|&(what, ..)| what != REFUSALS);
-        assert_found(rare.map(|(what, found, _)| (what, found, 1)));
+        assert_found(rare_branches(&totals).into_iter().map(|(what, found, _)| (what, found, 1)));
         assert_found(evicted);
-        assert_eq!(totals.refused, 0);
     } else if seeds == (0..FLOODS) {
         assert_found(evicted);
         assert_found([
@@ -190,8 +187,6 @@ fn a_flood_finds_nothing_wrong() {
         ]);
     }
 }
-
-const REFUSALS: &str = "refusals";
 
 /// A simulation without races, or without the branches that races lead to, would prove nothing. The seeds of a run without
 /// `KV_SIM_SEEDS` must reach these by chance alone.
@@ -224,7 +219,7 @@ fn rare_branches(totals: &Totals) -> Vec<Wanted> {
         ("values left where a READ ended", stats.values_in_place, 1000),
         ("GETs from the index cache", stats.index_cache_hits, 10_000),
         ("writes of unknown outcome", totals.unknown, 100),
-        (REFUSALS, totals.refused, 1),
+        ("refusals", totals.refused, 1),
         ("broken connections", fabric.breaks, 100),
         ("READs that were sent again", fabric.retransmissions, 100),
         ("requests lost", fabric.requests_lost, 100),

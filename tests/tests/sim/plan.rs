@@ -101,7 +101,8 @@ impl Plan {
         let mut plan = Plan::of(rng, Mood::Storm);
         let small_bytes = std::mem::take(&mut plan.block_bytes);
         plan.block_bytes = small_bytes.iter().copied().cycle().take(15).collect();
-        plan.block_bytes.extend(rng.pick(&[&[330_000][..], &[390_000, 340_000]]));
+        // The last ones take two segments.
+        plan.block_bytes.extend(rng.pick(&[&[330_000][..], &[390_000, 340_000], &[390_000], &[2_200_000]]));
         plan.server_plan = ServerPlan {
             segments: rng.pick(&[FLOOD_SEGMENTS, SEGMENTS_MAX / 2, SEGMENTS_MAX]),
             split_one_in: rng.pick(&[100, 500]),
