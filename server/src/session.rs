@@ -136,6 +136,9 @@ impl Session {
 
     /// Ends it; what it has begun in the table and not ended is given up.
     pub(crate) fn end(self, table: &mut table::Worker) {
+        if let Some(parked) = &self.parked {
+            table.end_wait(&parked.waiting);
+        }
         let run = table.abandon(self.number);
         self.link.end(run);
     }

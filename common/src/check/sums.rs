@@ -120,7 +120,9 @@ fn has_written(before: &[u64], after: &[u64]) -> bool {
 fn is_half_done(finding: &CheckFinding) -> bool {
     match finding {
         CheckFinding::Slot { fault: SlotFault::NotLive | SlotFault::UnusedLine, .. }
-        | CheckFinding::EmptyTail { .. } => true,
+        | CheckFinding::EmptyTail { .. }
+        // A split that takes a segment, before the directory names it.
+        | CheckFinding::Unreachable { .. } => true,
         CheckFinding::Header { line, .. } => line.in_segment() >= HOME_LINES,
         CheckFinding::Sum { what, .. } => COUNTER_NAMES.contains(&what.as_str()),
         _ => false,

@@ -49,11 +49,12 @@ enum NotCleared {
 }
 
 impl Space {
-    /// What is wanted for longest of what is due. None after it is over.
+    /// What was asked for first of what is due. None after it is over.
     fn due_want(&self, now_ns: u64) -> Option<(u64, u64)> {
         let mut wants = self.wants.lock();
         wants.retain(|want| want.until_ns > now_ns);
-        let due = wants.iter().find(|want| want.due_ns <= now_ns && !want.is_hopeless)?;
+        let due = wants.iter().filter(|want| want.due_ns <= now_ns && !want.is_hopeless);
+        let due = due.min_by_key(|want| want.number)?;
         Some((due.number, due.pages))
     }
 
@@ -67,6 +68,13 @@ impl Space {
     /// It has what it wanted, or it is tried again first.
     fn forget_want(&self, number: u64) {
         self.wants.lock().retain(|want| want.number != number);
+    }
+
+    /// It is due later.
+    fn put_off(&self, number: u64, now_ns: u64) {
+        if let Some(want) = self.wants.lock().iter_mut().find(|want| want.number == number) {
+            want.due_ns = now_ns + PATIENCE_NS;
+        }
     }
 
     fn note_hopeless(&self, number: u64) {
@@ -99,7 +107,7 @@ impl Worker {
         true
     }
 
-    /// A write that may have waited is carried out, or refused for another reason.
+    /// A write that may have waited is carried out or refused, or its session is over.
     pub(crate) fn end_wait(&self, waiting: &Waiting) {
         if let Some(Asked { number, .. }) = waiting.0 {
             self.table.space.forget_want(number);
@@ -173,9 +181,12 @@ impl SpaceKeeper {
         if let Some(clearing) = &mut self.clearing {
             let next = clearing.left.pop();
             self.emptying = next.map(Emptying::cleared);
-            return self.emptying.is_some();
+            if self.emptying.is_none() {
+                self.begin_quarantine();
+            }
+            return true;
         }
-        if self.quarantine.is_some() || !self.empty.is_empty() {
+        if self.quarantine.is_some() {
             return false;
         }
         let table = self.table();
@@ -189,6 +200,11 @@ impl SpaceKeeper {
                 tracing::debug!(pages, segments = ?clearing, "segments are made free for a large value");
                 self.note_quarantined(clearing.cleared.len() as u64);
                 self.clearing = Some(clearing);
+            }
+            // A stretch may be free again in a moment.
+            Err(NotCleared::NoStretch) if !self.empty.is_empty() => return false,
+            Err(NotCleared::NoStretch) if table.slab.drafts() > 0 || table.slab.waiting_runs() > 0 => {
+                table.space.put_off(want, now_ns);
             }
             Err(NotCleared::NoStretch) => table.space.note_hopeless(want),
             Err(NotCleared::Taken) => {}

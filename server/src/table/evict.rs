@@ -112,16 +112,17 @@ impl Worker {
         true
     }
 
-    /// Evicts the large blocks that have pages of a segment; none if some have gone already and are not back.
-    pub(super) fn evict_pages_of(&mut self, segment: u64) {
-        if self.table.slab.waiting_runs() == 0 {
-            let runs: Vec<Run> = self.table.slab.pages.lock().taken_in(segment).collect();
-            for run in runs {
-                // If it has gone meanwhile, the better.
-                let _: Option<u64> = self.evict_block(run.place(), run.span());
-            }
-        }
+    /// Evicts the large blocks that have pages of a segment; none if some that have gone already are not back. False if neither has
+    /// gone any nor is one on its way back.
+    pub(super) fn evict_pages_of(&mut self, segment: u64) -> bool {
         self.reclaim();
+        if self.table.slab.waiting_runs() > 0 {
+            return true;
+        }
+        let runs: Vec<Run> = self.table.slab.pages.lock().taken_in(segment).collect();
+        let gone = runs.into_iter().filter_map(|run| self.evict_block(run.place(), run.span())).count();
+        self.reclaim();
+        gone > 0
     }
 
     /// Evicts the key among those whose slots the home of `hash` can have that was not used for the longest time.

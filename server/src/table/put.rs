@@ -121,8 +121,10 @@ impl Worker {
             if let &Err(full) = &outcome
                 && evictions < EVICTIONS_MAX
             {
-                evictions += 1;
-                if self.make_room(full, hash) {
+                let has_room = self.make_room(full, hash);
+                // For a run a look over many takes long, whatever comes of it.
+                evictions += u32::from(has_room || matches!(full, Refusal::NoRun { .. }));
+                if has_room {
                     continue;
                 }
             }

@@ -237,19 +237,24 @@ impl SpaceKeeper {
         if self.clear_next(now_ns) {
             return Upkeep::Busy;
         }
-        let lacking = self.table().lacks_segments(self.for_runs());
+        // Half of what is lacking at a time: who waits is served sooner.
+        let lacking = self.table().lacks_segments(self.for_runs()).saturating_sub(self.empty.len() as u64);
         let asked = self.table().space.asked.load(Ordering::Relaxed);
         if lacking > 0 && self.find_more(lacking) || lacking == 0 && self.feed_hungry() {
             return Upkeep::Busy;
         }
         match &self.quarantine {
-            None if !self.empty.is_empty() || self.clearing.is_some() => {
+            None if !self.empty.is_empty() => {
                 self.begin_quarantine();
                 Upkeep::Busy
             }
             Some(quarantine) => Upkeep::WaitNs(quarantine.until_ns - now_ns),
             // What large blocks have lost is on its way back, or they are not to lose anything yet.
-            None if lacking > 0 && (self.table().slab.waiting_runs() > 0 || !self.may_take_pages()) => {
+            None if lacking > 0
+                && self.table().evicts()
+                && (self.table().slab.waiting_runs() > 0 || !self.may_take_pages()) =>
+            {
+                self.worker.reclaim();
                 Upkeep::WaitNs(PASS_PAUSE_NS)
             }
             None => {
@@ -296,8 +301,8 @@ impl SpaceKeeper {
             }
             Loser::Large(_) if !self.may_take_pages() => false,
             Loser::Large(segment) => {
-                self.worker.evict_pages_of(segment);
-                self.take_empty(1)
+                let is_getting_on = self.worker.evict_pages_of(segment);
+                self.take_empty(1) || is_getting_on && self.table().slab.waiting_runs() == 0
             }
         }
     }
@@ -402,7 +407,7 @@ impl SpaceKeeper {
         Upkeep::Busy
     }
 
-    fn begin_quarantine(&mut self) {
+    pub(super) fn begin_quarantine(&mut self) {
         let table = self.table();
         let epoch = table.region.load(superblock::PLACE_EPOCH) + 1;
         if !mutant(Mutant::KeepPlaceEpoch) {

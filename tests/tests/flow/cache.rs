@@ -72,15 +72,16 @@ pub(crate) fn large_values_make_room_for_large_values(start: Start) {
     let (mut writer, mut reader) = (server.connect(), server.connect());
     let hot = value_of(0, LARGE_BYTES);
     writer.put(b"hot", &hot).unwrap();
+    let key = |i: u64| (1 << 32 | i).to_le_bytes();
     for i in 1..=LARGE_COLD {
-        writer.put(&i.to_be_bytes(), &value_of(i, LARGE_BYTES + i as usize)).unwrap();
+        writer.put(&key(i), &value_of(i, LARGE_BYTES + i as usize)).unwrap();
         for _ in 0..30 {
             let found = reader.get(b"hot").unwrap().expect("what is used stays");
             assert!(found.bytes == hot);
         }
     }
     for i in 1..=LARGE_COLD {
-        let found = reader.get(&i.to_be_bytes()).unwrap();
+        let found = reader.get(&key(i)).unwrap();
         assert!(found.is_some() || i <= LARGE_COLD - 20, "{i} is new");
         let Some(found) = found else { continue };
         assert!(i > 20 && found.bytes == value_of(i, LARGE_BYTES + i as usize), "{i}");

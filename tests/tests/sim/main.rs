@@ -38,7 +38,7 @@ use kv_tests::oracle::UNDECIDED;
 use plan::HAULS;
 use server::Memory;
 use totals::Totals;
-use world::{memory, play, play_cache, play_flood};
+use world::{Checks, memory, play, play_cache, play_checked, play_flood};
 
 fn env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -238,6 +238,22 @@ fn a_seed_determines_everything() {
     let memory = memory();
     for seed in [1, 2, 3] {
         assert_eq!(play(&memory, seed, None), play(&memory, seed, None), "seed {seed}");
+    }
+}
+
+/// Seeds whose region is checked between any two stores.
+const CHECKED_SEEDS: u64 = 12;
+
+#[test]
+fn a_check_between_two_stores_finds_nothing_wrong() {
+    let (seeds, mut checks, mut half_done) = (seeds(CHECKED_SEEDS), 0, 0);
+    play_each(seeds.clone(), "a_check_between", play_checked, |seen: Checks| {
+        checks += seen.checks;
+        half_done += seen.half_done;
+    });
+    println!("{checks} checks, {half_done} of writes that were half done");
+    if seeds == (0..CHECKED_SEEDS) {
+        assert!(checks > 1000 && half_done > 50, "{checks} checks, {half_done} of half done writes");
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Notes that something is wrong. The world stops then.
-    fn wrong(&self, what: String) {
+    pub(crate) fn wrong(&self, what: String) {
         self.wrong.borrow_mut().get_or_insert(what);
     }
 }

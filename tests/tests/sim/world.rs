@@ -1,12 +1,15 @@
 //! One seed: a server, some clients, a fabric, and what befalls them.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
 use kv_client::Broken;
 use kv_common::adversary::Mutant;
+use kv_common::check::{self, Piece, Take};
 use kv_common::hash::KeyHash;
+use kv_common::region::ReadWords;
 use kv_common::transport::sim::{Fabric, Rng};
 use kv_tests::oracle::{Key, Oracle};
 
@@ -21,6 +24,16 @@ use crate::totals::Totals;
 const STEPS_MAX: u64 = 100_000_000;
 /// Steps for which one client runs alone, at most.
 const FAVOURITE_STEPS: u64 = 60;
+
+/// Turns between two checks of the region, at most, and so many more after each: short seeds and long ones have about as many.
+const CHECK_TURNS_MAX: u64 = 400;
+
+/// How often the region was checked, and how often some write was seen half done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Checks {
+    pub(crate) checks: u64,
+    pub(crate) half_done: u64,
+}
 
 /// What a seed that found nothing wrong leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +57,40 @@ pub(crate) fn play_flood(memory: &Memory, seed: u64, mutant: Option<Mutant>) -> 
     perform(memory, mutant, || World::new(memory, seed, Plan::draw_flood).play())
 }
 
+/// Plays a seed of which a client checks the region again and again, with the server between two stores.
+pub(crate) fn play_checked(memory: &Memory, seed: u64) -> Result<Checks, String> {
+    let checks = Rc::new(Cell::new(Checks::default()));
+    perform(memory, None, || {
+        let draw = if seed.is_multiple_of(4) { Plan::draw_flood } else { Plan::draw };
+        let mut world = World::new(memory, seed, draw);
+        (world.check_in_turns, world.checks) = (Some(0), Rc::clone(&checks));
+        world.play()
+    })?;
+    Ok(checks.get())
+}
+
 /// Memory for the largest region that the world wants.
 pub(crate) fn memory() -> Memory {
     Memory::new(SEGMENTS_MAX)
+}
+
+/// The region of a server that stands.
+struct Standing(ReadWords);
+
+impl check::Region for Standing {
+    type Error = Infallible;
+
+    fn len_words(&self) -> usize {
+        self.0.len_words()
+    }
+
+    fn read(&mut self, pieces: &mut dyn Iterator<Item = Piece>, take: Take) -> Result<(), Infallible> {
+        check::Region::read(&mut self.0, pieces, take)
+    }
+
+    fn is_live(&self) -> bool {
+        true
+    }
 }
 
 struct Actor {
@@ -86,6 +130,9 @@ struct World<'a> {
     stopped_until_ns: u64,
     kills: u64,
     stops: u64,
+    /// After so many turns the region is checked, if at all.
+    check_in_turns: Option<u64>,
+    checks: Rc<Cell<Checks>>,
 }
 
 impl<'a> World<'a> {
@@ -158,6 +205,8 @@ impl<'a> World<'a> {
             stopped_until_ns: 0,
             kills: 0,
             stops: 0,
+            check_in_turns: None,
+            checks: Rc::default(),
         }
     }
 
@@ -223,6 +272,12 @@ impl<'a> World<'a> {
         if self.rng.one_in(self.lull_one_in) {
             self.lull();
         }
+        if let Some(turns) = &mut self.check_in_turns {
+            *turns = turns.saturating_sub(1);
+            if *turns == 0 {
+                self.check_where_it_stands();
+            }
+        }
         if let (Some(every_ns), Some(server)) = (self.clock_every_ns, &self.server)
             && self.fabric.now_ns() >= self.clock_due_ns.max(self.stopped_until_ns)
         {
@@ -244,6 +299,23 @@ impl<'a> World<'a> {
         let chosen = if is_standing { self.favourite(&awake, now) } else { self.rng.pick(&awake) };
         if self.actors[chosen].task.run() {
             self.actors.swap_remove(chosen);
+        }
+    }
+
+    /// Checks the region as a client does whose server stands between two stores of whatever it is doing.
+    fn check_where_it_stands(&mut self) {
+        let turns = self.rng.below(CHECK_TURNS_MAX * (1 + self.checks.get().checks));
+        self.check_in_turns = Some(1 + turns);
+        if !self.shared.is_up.get() {
+            return;
+        }
+        let mut region = Standing((*self.memory.region(self.server_plan.segments)).clone());
+        let Ok(walk) = check::check(&mut region, &mut |_| {});
+        let Checks { checks, half_done } = self.checks.get();
+        let is_half_done = !walk.unjudged.half_done.is_empty();
+        self.checks.set(Checks { checks: checks + 1, half_done: half_done + u64::from(is_half_done) });
+        if !walk.findings.is_empty() {
+            self.shared.wrong(format!("a check where the server stands: {:?}", walk.findings));
         }
     }
 
