@@ -57,9 +57,9 @@ fn the_order_of_eviction_is_that_of_a_clock_over_all_pages() {
         assert!(evicted <= 1, "{evicted} for one");
         for _ in 0..evicted {
             let gone = loop {
-                let next = model.range(hand..).next().or_else(|| model.iter().next());
+                let next = model.range(..hand).next_back().or_else(|| model.iter().next_back());
                 let place = *next.expect("there are keys").0;
-                hand = place + 1;
+                hand = place;
                 if !std::mem::replace(&mut model.get_mut(&place).unwrap().1, false) {
                     break model.remove(&place).unwrap().0;
                 }

@@ -3,7 +3,7 @@
 //! A hand walks over the blocks of the class, segment by segment, and round again. A block that was used since the hand
 //! passed it gets another round; one that was not is chosen. New blocks are not touched until they are used again.
 //!
-//! Large blocks have a hand of their own, over all pages. What goes for a run has to be neighbours: the hand walks on until blocks
+//! Large blocks have a hand of their own, over all pages, from the last down, which is how they are taken. What goes for a run has to be neighbours: the hand walks on until blocks
 //! that were not used, and free pages between them, are as long as the run.
 
 use std::collections::VecDeque;
@@ -104,7 +104,7 @@ impl Slab {
             unused.add(run, is_in_use, may_go && !is_touched, pages);
             all_that_go.add(run, is_in_use, may_go, pages);
             is_possible |= all_that_go.pages() >= pages;
-            (steps, hand) = (steps + 1, run.end_page());
+            (steps, hand) = (steps + 1, run.first_page);
             if unused.pages() >= pages {
                 break;
             }
@@ -169,7 +169,7 @@ impl Neighbours {
         if !may_go {
             return self.0.clear();
         }
-        if self.0.back().is_some_and(|(last, _)| last.end_page() != run.first_page) {
+        if self.0.back().is_some_and(|(last, _)| last.first_page != run.end_page()) {
             self.0.clear();
         }
         self.0.push_back((run, is_in_use));
@@ -182,7 +182,7 @@ impl Neighbours {
 
     fn pages(&self) -> u64 {
         match (self.0.front(), self.0.back()) {
-            (Some((first, _)), Some((last, _))) => last.end_page() - first.first_page,
+            (Some((first, _)), Some((last, _))) => first.end_page() - last.first_page,
             _ => 0,
         }
     }

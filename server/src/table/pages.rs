@@ -20,7 +20,7 @@ pub(super) struct Pages {
     /// Runs in use: pages by first page.
     taken: BTreeMap<u64, u64>,
     free_pages: u64,
-    /// The page at which the search for runs to evict goes on.
+    /// The search for runs to evict goes on with those that start below this page.
     pub(super) hand: u64,
 }
 
@@ -109,9 +109,9 @@ impl Pages {
         self.free.iter().map(|(&first_page, &pages)| Run { first_page, pages })
     }
 
-    /// All runs and whether each is in use, from the hand on, and then those before it.
+    /// All runs and whether each is in use, from the hand on downwards, as they are taken, and then those above it.
     pub(super) fn round(&self) -> impl Iterator<Item = (Run, bool)> {
-        self.in_order(self.hand..u64::MAX).chain(self.in_order(0..self.hand))
+        self.downwards(0..self.hand).chain(self.downwards(self.hand..u64::MAX))
     }
 
     /// The runs in use that have pages of a segment.
@@ -122,13 +122,13 @@ impl Pages {
         from_the_last.take_while(move |run| run.end_page() > start)
     }
 
-    /// The runs that start at these pages.
-    fn in_order(&self, starts: Range<u64>) -> impl Iterator<Item = (Run, bool)> {
-        let mut taken = self.taken.range(starts.clone()).peekable();
-        let mut free = self.free.range(starts).peekable();
+    /// The runs that start at these pages, the last first.
+    fn downwards(&self, starts: Range<u64>) -> impl Iterator<Item = (Run, bool)> {
+        let mut taken = self.taken.range(starts.clone()).rev().peekable();
+        let mut free = self.free.range(starts).rev().peekable();
         iter::from_fn(move || {
             let is_taken = match (taken.peek(), free.peek()) {
-                (Some((taken, _)), Some((free, _))) => taken < free,
+                (Some((taken, _)), Some((free, _))) => taken > free,
                 (first, _) => first.is_some(),
             };
             let (&first_page, &pages) = if is_taken { taken.next() } else { free.next() }?;
@@ -278,8 +278,9 @@ mod tests {
                 all.extend(expected.iter().map(|&run| (run, false)));
                 all.sort_unstable();
                 pages.hand = (pages.hand + 77) % 256;
-                let before = all.partition_point(|(run, _)| run.first_page < pages.hand);
-                all.rotate_left(before);
+                let above = all.len() - all.partition_point(|(run, _)| run.first_page < pages.hand);
+                all.reverse();
+                all.rotate_left(above);
                 prop_assert_eq!(pages.round().collect::<Vec<_>>(), all);
                 for segment in 0..8 {
                     let is_in = |run: &Run| run.first_page < (segment + 1) * 32 && run.end_page() > segment * 32;

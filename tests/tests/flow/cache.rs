@@ -65,7 +65,7 @@ pub(crate) fn keys_in_use_stay_and_no_write_is_refused(start: Start) {
 
 /// Seven pages, of which a region of 32 MiB has room for some sixty.
 const LARGE_BYTES: usize = 400_000;
-const LARGE_COLD: u64 = 150;
+const LARGE_COLD: u64 = 90;
 
 pub(crate) fn large_values_make_room_for_large_values(start: Start) {
     let server = start(Needs { memory: "32MiB", on_full: OnFull::Evict, ..Needs::default() });
@@ -75,7 +75,7 @@ pub(crate) fn large_values_make_room_for_large_values(start: Start) {
     let key = |i: u64| (1 << 32 | i).to_le_bytes();
     for i in 1..=LARGE_COLD {
         writer.put(&key(i), &value_of(i, LARGE_BYTES + i as usize)).unwrap();
-        for _ in 0..30 {
+        for _ in 0..12 {
             let found = reader.get(b"hot").unwrap().expect("what is used stays");
             assert!(found.bytes == hot);
         }
