@@ -20,7 +20,7 @@ macro_rules! scenarios {
             shared: clients_see_each_others_writes, increments_by_compare_and_set_are_never_lost,
                 adds_and_appends_of_many_are_never_lost,
                 readers_of_a_key_under_fire_get_whole_values;
-            full: a_full_region_is_named_and_loses_nothing, a_full_index_is_named_and_loses_nothing;
+            full: a_full_region_is_named_and_loses_nothing;
             scan: scans_see_all_keys_and_clears_leave_none;
         }
     };
@@ -44,6 +44,7 @@ macro_rules! long_scenarios {
             large: values_around_every_limit, a_region_without_a_long_run_says_so;
             space: deleted_values_make_room_for_other_sizes;
             check: a_table_is_sound_after_all_kinds_of_writes, a_check_finds_nothing_while_writers_go_on;
+            full: a_full_index_is_named_and_loses_nothing;
             growth: an_index_grows_and_no_reader_misses_a_key;
         }
     };
