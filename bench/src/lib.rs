@@ -13,13 +13,14 @@
 //! | `cache` | the store as a cache, beside an exact LRU |
 //! | `compare` | the store against its peer and its floor |
 //! | `report` | the result for people, for scripts, as JSON |
-//! | `commands` | the subcommands, from arguments to exit code |
+//! | `commands`, `error` | the subcommands, from arguments to exit code |
 
 pub mod args;
 pub mod cache;
 pub mod clock;
 pub mod commands;
 pub mod compare;
+pub mod error;
 pub mod oracle;
 pub mod plan;
 pub mod range;

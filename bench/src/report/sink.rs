@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use crate::commands::CommandError;
+use crate::error::CommandError;
 
 /// Where the JSON goes. Opened before the run, so that a run of an hour does not end with a path that is not there.
 #[derive(Debug, Default)]

@@ -5,29 +5,14 @@
 //! once: in the pool the writers of small values would take them one by one.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
-use kv_common::layout::{Counter, Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Span};
+use kv_common::layout::{Run, SEGMENT_GRANULES, SEGMENT_PAGES, SegmentEntry, SegmentKind, Span};
 
-use super::Worker;
 use super::slab::{Candidate, Emptied, Slab};
-use super::space::{Asked, Emptying, Space, SpaceKeeper, WAIT_MAX_NS, Waiting};
+use super::space::{Emptying, SpaceKeeper};
 
-/// A value waits so long before segments are emptied for it: what has gone for others may be on its way back.
-const PATIENCE_NS: u64 = 20_000_000;
 /// Pages that were given to large blocks are left to them for so long. Whoever waits for them looks every 64 ms, or sooner.
 const KEPT_NS: u64 = 200_000_000;
-
-/// A large value that waits for a run.
-pub(super) struct Want {
-    number: u64,
-    pages: u64,
-    /// Segments may be emptied for it from then on.
-    due_ns: u64,
-    until_ns: u64,
-    /// The region has no stretch that is so long.
-    is_hopeless: bool,
-}
 
 /// Neighbouring segments that are made free for a large block.
 #[derive(Debug)]
@@ -46,73 +31,6 @@ enum NotCleared {
     NoStretch,
     /// One of them was taken for something else meanwhile.
     Taken,
-}
-
-impl Space {
-    /// What was asked for first of what is due. None after it is over.
-    fn due_want(&self, now_ns: u64) -> Option<(u64, u64)> {
-        let mut wants = self.wants.lock();
-        wants.retain(|want| want.until_ns > now_ns);
-        let due = wants.iter().filter(|want| want.due_ns <= now_ns && !want.is_hopeless);
-        let due = due.min_by_key(|want| want.number)?;
-        Some((due.number, due.pages))
-    }
-
-    /// How long until some want is due.
-    pub(super) fn until_want_ns(&self, now_ns: u64) -> Option<u64> {
-        let wants = self.wants.lock();
-        let hopeful = wants.iter().filter(|want| !want.is_hopeless);
-        hopeful.map(|want| want.due_ns.saturating_sub(now_ns)).min()
-    }
-
-    /// It has what it wanted, or it is tried again first.
-    fn forget_want(&self, number: u64) {
-        self.wants.lock().retain(|want| want.number != number);
-    }
-
-    /// It is due later.
-    fn put_off(&self, number: u64, now_ns: u64) {
-        if let Some(want) = self.wants.lock().iter_mut().find(|want| want.number == number) {
-            want.due_ns = now_ns + PATIENCE_NS;
-        }
-    }
-
-    fn note_hopeless(&self, number: u64) {
-        if let Some(want) = self.wants.lock().iter_mut().find(|want| want.number == number) {
-            want.is_hopeless = true;
-        }
-    }
-}
-
-impl Worker {
-    /// Whether a large value should be tried again later that found no run of so many pages in a server that evicts.
-    pub(super) fn waits_for_run(&self, pages: u64, waiting: &mut Waiting) -> bool {
-        let (space, now_ns) = (&self.table.space, self.table.monotonic_ns());
-        let Asked { number, until_ns } = *waiting.0.get_or_insert_with(|| {
-            self.counters.add(Counter::WritesWaited, 1);
-            let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
-            Asked { number, until_ns: now_ns + WAIT_MAX_NS }
-        });
-        let mut wants = space.wants.lock();
-        let noted = wants.iter().position(|want| want.number == number);
-        if now_ns >= until_ns || noted.is_some_and(|at| wants[at].is_hopeless) {
-            noted.map(|at| wants.remove(at));
-            return false;
-        }
-        if noted.is_none() {
-            wants.push(Want { number, pages, due_ns: now_ns + PATIENCE_NS, until_ns, is_hopeless: false });
-            drop(wants);
-            space.signal.set();
-        }
-        true
-    }
-
-    /// A write that may have waited is carried out or refused, or its session is over.
-    pub(crate) fn end_wait(&self, waiting: &Waiting) {
-        if let Some(Asked { number, .. }) = waiting.0 {
-            self.table.space.forget_want(number);
-        }
-    }
 }
 
 impl Slab {

@@ -21,6 +21,8 @@
 //! | `evict` | a write that finds no room makes some: which keys go, and how |
 //! | `hand`, `recency` | CLOCK: which block goes next; when blocks were used |
 //! | `space` | segments go from one use to another |
+//! | `waiting` | writes that find no room and wait for some |
+//! | `clear` | neighbouring segments are made free for a large value |
 //! | `index` | the index segments: what each answers for, how full it is, its free overflow lines |
 //! | `split` | one index segment becomes two, under readers and writers |
 //! | `growth` | which segments are split, when, and by whom |
@@ -43,7 +45,7 @@
 //!
 //! # Locks
 //! The splits under way, then stripes (in order), then at most one of: a class or the pages of the slab, then the pool of free
-//! segments; the overflow lines of an index segment; the segments that want to be split; the version ceiling. None of these
+//! segments; the overflow lines of an index segment; the segments that want to be split; the large values that wait for a run; the version ceiling. None of these
 //! is held while another thread is waited for. Workers take the first of them only without stripes.
 
 mod append;
@@ -76,6 +78,7 @@ mod stripes;
 mod upkeep;
 mod upload;
 mod versions;
+mod waiting;
 mod worker;
 
 use std::sync::Arc;
@@ -87,9 +90,10 @@ use kv_common::region::Words;
 
 pub use format::{TableConfig, TableError};
 pub use kv_common::check::{CheckFinding, CheckReport, SlotFault};
-pub use space::{SpaceKeeper, Waiting};
+pub use space::SpaceKeeper;
 pub use upkeep::{Clock, Signal, Upkeep};
 pub use upload::AbandonedRun;
+pub use waiting::Waiting;
 pub use worker::Worker;
 
 pub(crate) use draft::Landing;

@@ -17,7 +17,7 @@
 //! cheapest to lose is emptied by eviction; and neighbouring ones for a large value that finds no room among others (see
 //! `clear`).
 //!
-//! A write that finds no room meanwhile waits for it, if there is something to wait for (see [`Waiting`]); its session
+//! A write that finds no room meanwhile waits for it, if there is something to wait for (see `waiting`); its session
 //! takes no other request, and others go on.
 
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use kv_common::adversary::{Mutant, mutant};
 use kv_common::block;
-use kv_common::layout::{Counter, PAGE_BYTES, Place, SEGMENT_WORDS, Slot, superblock};
+use kv_common::layout::{Counter, Place, SEGMENT_WORDS, Slot, superblock};
 use kv_common::limits::LEASE_NS;
 use kv_common::region::bytes_of;
-use kv_common::wire::Refusal;
 use parking_lot::Mutex;
 
-use super::clear::{Clearing, Want};
+use super::clear::Clearing;
 use super::counters::Counters;
 use super::hand::Loser;
 use super::lookup::{At, HeldKey};
 use super::put::Payload;
 use super::slab::{Candidate, Emptied};
 use super::upkeep::{Signal, Upkeep, by_any_clock};
+use super::waiting::Want;
 use super::worker::grown;
 use super::{Table, Worker};
 
@@ -59,8 +59,6 @@ const BLOCKS_PER_STEP: usize = 64;
 const PASSES_MAX: u32 = 64;
 /// Between two passes.
 const PASS_PAUSE_NS: u64 = 1_000_000;
-/// A write that finds no room waits so long at most: for two times LEASE, and the work.
-pub(super) const WAIT_MAX_NS: u64 = 4 * LEASE_NS;
 
 /// What writes and the keeper of the space tell each other.
 #[derive(Default)]
@@ -69,27 +67,17 @@ pub(super) struct Space {
     /// Writes that have found no room so far.
     pub(super) asked: AtomicU64,
     /// Of those, as many as had asked when it turned out that nothing can be made free.
-    refused: AtomicU64,
+    pub(super) refused: AtomicU64,
     /// The same when enough were free.
-    served: AtomicU64,
+    pub(super) served: AtomicU64,
     /// Segments that are empty and not free yet.
     quarantined: AtomicU64,
     /// Of a class that evicts: 1 and the age class of what it has evicted; 0 for none since the last look.
     hungry: AtomicU64,
     /// When that was noted last, in seconds.
     hungry_s: AtomicU64,
-    /// Large values of a server that evicts that wait for a run; see `clear`.
+    /// Large values of a server that evicts that wait for a run.
     pub(super) wants: Mutex<Vec<Want>>,
-}
-
-/// A write that has found no room, and waits for some. None yet: `Waiting::default()`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Waiting(pub(super) Option<Asked>);
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) number: u64,
-    pub(super) until_ns: u64,
 }
 
 impl Space {
@@ -441,29 +429,6 @@ impl SpaceKeeper {
 }
 
 impl Worker {
-    /// Whether a write that was refused should be tried again later, since it has found no room and there may be some.
-    pub(crate) fn is_worth_waiting(&self, refusal: Refusal, waiting: &mut Waiting) -> bool {
-        let wants_run = match refusal {
-            Refusal::NoRun { run_bytes, .. } if self.table.evicts() => {
-                return self.waits_for_run(run_bytes / PAGE_BYTES, waiting);
-            }
-            Refusal::NoRun { .. } => true,
-            Refusal::RegionFull { .. } | Refusal::IndexFull { .. } => false,
-            _ => return false,
-        };
-        let (space, now_ns) = (&self.table.space, self.table.monotonic_ns());
-        let Some(asked) = waiting.0 else {
-            let number = space.asked.fetch_add(1, Ordering::Relaxed) + 1;
-            waiting.0 = Some(Asked { number, until_ns: now_ns + WAIT_MAX_NS });
-            self.counters.add(Counter::WritesWaited, 1);
-            space.signal.set();
-            return true;
-        };
-        // Segments that are free by now may not be those that make a run, and others are not made free for it.
-        let is_served = wants_run && space.served.load(Ordering::Relaxed) >= asked.number;
-        now_ns < asked.until_ns && !is_served && space.refused.load(Ordering::Relaxed) < asked.number
-    }
-
     /// Moves the block at `place`, if it is a present key's, to another segment of its class. False if there is no room.
     fn move_block(&mut self, place: Place, candidate: Candidate, may_cut: bool) -> bool {
         let table = Arc::clone(&self.table);
