@@ -116,9 +116,11 @@ impl Plan {
         plan.lull_one_in = rng.pick(&[100, 400]);
         plan.stop_one_in = rng.pick(&[0, 200, 1000]);
         plan.clock_every_ns = Some(5_000_000);
-        // Large values take many steps: what comes so often as in a storm would leave nothing whose outcome is known.
+        // Large values take many steps: what comes so often as in a storm would leave nothing whose outcome is known, or no end.
         plan.weather.outage_one_in = rng.pick(&[0, 2_000_000]);
         plan.weather.stall_one_in = rng.pick(&[0, 20_000]);
+        plan.weather.switch_one_in = rng.pick(&[4, 16]);
+        plan.preempt_one_in = rng.pick(&[0, 400, 4000]);
         plan.break_one_in = rng.pick(&[0, 200_000]);
         plan.kill_one_in = rng.pick(&[0, 200_000]);
         for player in &mut plan.players {
