@@ -149,7 +149,7 @@ impl Worker {
             let HeldKey { _held, home, at, .. } = table.hold_key_at(place, span)?;
             self.remove(at, home, Counter::Evictions, None).1
         };
-        let known = table.slab.recency.as_ref()?.get(slot.span(), place, table.now_s());
+        let known = table.recency()?.get(slot.span(), place, table.now_s());
         let age_s = known.map_or(0, |known| known.age_s);
         self.counters
             .add_word(superblock::EVICTED_AGES + age_class(age_s).min(EVICTED_AGES as u32 - 1) as usize, 1);
@@ -160,7 +160,7 @@ impl Worker {
     /// Notes the places where a client found values. Whatever they are, blocks are touched at most.
     pub(crate) fn note_hits(&self, places: &[u8]) {
         let table = &self.table;
-        let Some(recency) = &table.slab.recency else { return };
+        let Some(recency) = table.recency() else { return };
         let now_s = table.now_s();
         let places = places.as_chunks::<8>().0.iter().map(|bytes| Place(u64::from_le_bytes(*bytes)));
         let mut touched = 0;
@@ -177,7 +177,7 @@ impl Worker {
 impl Table {
     /// Whether the server evicts.
     pub(super) fn evicts(&self) -> bool {
-        self.slab.recency.is_some()
+        self.recency().is_some()
     }
 
     /// Where it is noted when blocks were used; none if the server does not evict.
@@ -215,7 +215,7 @@ impl Table {
 
     /// A key has another block of its class, and nobody has used it.
     pub(super) fn note_moved(&self, from: Slot, to: Place) {
-        if let Some(recency) = &self.slab.recency {
+        if let Some(recency) = self.recency() {
             recency.carry(from.span(), from.place(), to);
         }
     }
