@@ -98,7 +98,7 @@ impl SpaceKeeper {
     pub(super) fn clear_next(&mut self, now_ns: u64) -> bool {
         if let Some(clearing) = &mut self.clearing {
             let next = clearing.left.pop();
-            self.emptying = next.map(Emptying::cleared);
+            self.emptying = next.map(Emptying::by_eviction);
             if self.emptying.is_none() {
                 self.begin_quarantine();
             }
@@ -130,7 +130,7 @@ impl SpaceKeeper {
         true
     }
 
-    /// A segment could not be emptied that was to be part of a run. Whoever waits for it still does.
+    /// A segment could not be emptied. If it was to be part of a run, whoever waits for that still does.
     pub(super) fn give_up_clearing(&mut self) {
         if let Some(clearing) = self.clearing.take() {
             let cleared = self.table().slab.give_up(clearing);

@@ -191,7 +191,7 @@ impl Slab {
         tracing::debug!(?segments, "segments for large blocks");
         let entry = SegmentEntry { kind: SegmentKind::Large, class: 0 };
         segments.for_each(|segment| self.store_entry(segment, entry));
-        self.space.note_taken(self.free_segments(), self.positions.len() as u64);
+        self.space.note_taken(self.free_segments(), self.all_segments());
         runs.add(added);
         Ok(runs.take(pages).expect("so many segments make a run that is long enough"))
     }
@@ -329,7 +329,7 @@ impl Slab {
         self.free_segments.store(pool.len(), Ordering::Relaxed);
         drop(pool);
         self.store_entry(segment, entry);
-        self.space.note_taken(self.free_segments(), self.positions.len() as u64);
+        self.space.note_taken(self.free_segments(), self.all_segments());
         let (kind, block_bytes) = (entry.kind, Span(entry.class).bytes());
         tracing::debug!(segment, ?kind, block_bytes, "segment taken");
         Some(segment)

@@ -121,7 +121,7 @@ impl Table {
     }
 
     pub(super) fn all_segments(&self) -> u64 {
-        (self.region.len_words() / SEGMENT_WORDS) as u64
+        self.slab.all_segments()
     }
 
     /// How many more segments should be free. Of those that are empty so many will not be.
@@ -146,7 +146,7 @@ pub struct SpaceKeeper {
     /// Empty segments whose readers have not been told yet.
     pub(super) empty: Vec<Emptied>,
     pub(super) quarantine: Option<Quarantine>,
-    /// Those that are made free for a large block.
+    /// Those that are made free for a large block: while there are any, no others are emptied.
     pub(super) clearing: Option<Clearing>,
     /// Until then no segment is taken from large blocks.
     pub(super) pages_kept_until_ns: u64,
@@ -164,28 +164,18 @@ pub(super) struct Emptying {
     not_before_ns: u64,
     /// Its blocks may go to a segment that was free before.
     may_cut: bool,
-    /// It is one of those that are made free for a large block.
-    is_cleared: bool,
 }
 
 impl Emptying {
     /// Of what has room elsewhere in its class.
     fn new(candidate: Candidate) -> Emptying {
         let places = candidate.places().collect();
-        Emptying {
-            candidate,
-            evicts: false,
-            places,
-            passes: 0,
-            not_before_ns: 0,
-            may_cut: false,
-            is_cleared: false,
-        }
+        Emptying { candidate, evicts: false, places, passes: 0, not_before_ns: 0, may_cut: false }
     }
 
-    /// Of whatever it takes, for a large block.
-    pub(super) fn cleared(candidate: Candidate) -> Emptying {
-        Emptying { evicts: true, is_cleared: true, ..Emptying::new(candidate) }
+    /// Of whatever it takes.
+    pub(super) fn by_eviction(candidate: Candidate) -> Emptying {
+        Emptying { evicts: true, ..Emptying::new(candidate) }
     }
 }
 
@@ -284,7 +274,7 @@ impl SpaceKeeper {
         let Some(aged) = cheapest.filter(|aged| aged.age_class >= age_class_min) else { return false };
         match aged.loser {
             Loser::Class(candidate) => {
-                self.begin(Emptying { evicts: true, ..Emptying::new(candidate) });
+                self.begin(Emptying::by_eviction(candidate));
                 true
             }
             Loser::Large(_) if !self.may_take_pages() => false,
@@ -368,7 +358,7 @@ impl SpaceKeeper {
         if emptying.places.is_empty() {
             self.worker.reclaim();
             emptying.passes += 1;
-            if let Some(clearing) = self.clearing.as_mut().filter(|_| emptying.is_cleared) {
+            if let Some(clearing) = &mut self.clearing {
                 if let Some(emptied) = self.worker.table.slab.take_emptied(candidate) {
                     clearing.cleared.push(emptied);
                     self.note_quarantined(1);
@@ -382,9 +372,7 @@ impl SpaceKeeper {
             }
             if emptying.passes == PASSES_MAX {
                 self.table().slab.reopen(candidate);
-                if emptying.is_cleared {
-                    self.give_up_clearing();
-                }
+                self.give_up_clearing();
                 return Upkeep::Busy;
             }
             // Blocks that were being written, and those that others have not given back yet.
