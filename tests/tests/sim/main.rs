@@ -64,6 +64,9 @@ fn play_each<T: Send>(
     let player = || {
         let memory = memory();
         while let Some(seed) = next() {
+            if env("KV_SIM_SEED").is_some() {
+                println!("seed {seed} begins");
+            }
             match play(&memory, seed) {
                 Ok(report) => take.lock().unwrap()(report),
                 Err(wrong) => {

@@ -14,9 +14,9 @@
 //! * in a *haul* some of the values lie in pages: a duel of few operations, since each takes very many stores. Such seeds are
 //!   those from [`HAULS`] on.
 //!
-//! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment. A *flood* is a cache
-//! with everything else at once: segments are split and emptied, keys end, some values lie in pages, the server is stopped and
-//! killed.
+//! And a *cache*, which is a storm over a server that evicts: whatever is stored may be gone at any moment. A *flood* is a storm
+//! or a boom over such a server, with everything else at once: segments are split and emptied, keys end, some values lie in pages,
+//! the server is stopped and killed.
 
 use std::time::Duration;
 
@@ -98,7 +98,8 @@ impl Plan {
 
     /// Draws the plan of a flood.
     pub(crate) fn draw_flood(rng: &mut Rng, _seed: u64) -> Plan {
-        let mut plan = Plan::of(rng, Mood::Storm);
+        let mood = rng.pick(&[Mood::Storm, Mood::Boom]);
+        let mut plan = Plan::of(rng, mood);
         let small_bytes = std::mem::take(&mut plan.block_bytes);
         plan.block_bytes = small_bytes.iter().copied().cycle().take(15).collect();
         // The last ones take two segments.
@@ -107,13 +108,13 @@ impl Plan {
             segments: rng.pick(&[FLOOD_SEGMENTS, SEGMENTS_MAX / 2, SEGMENTS_MAX]),
             split_one_in: rng.pick(&[100, 500]),
             evicts: true,
-            evict_one_in: rng.pick(&[100, 1000]),
+            evict_one_in: rng.pick(&[100, 1000, 10_000]),
             evict_bytes: plan.block_bytes.clone(),
             empty_one_in: rng.pick(&[100, 500]),
             ..plan.server_plan
         };
         plan.staging_words = rng.pick(&[4096, 20_000, 140_000]);
-        plan.lull_one_in = rng.pick(&[100, 400]);
+        plan.lull_one_in = rng.pick(&[100, 400, 4000]);
         plan.stop_one_in = rng.pick(&[0, 200, 1000]);
         plan.clock_every_ns = Some(5_000_000);
         // Large values take many steps: what comes so often as in a storm would leave nothing whose outcome is known, or no end.
@@ -124,7 +125,9 @@ impl Plan {
         plan.break_one_in = rng.pick(&[0, 200_000]);
         plan.kill_one_in = rng.pick(&[0, 200_000]);
         for player in &mut plan.players {
-            player.ttl_percent = rng.pick(&[20, 60]);
+            player.operations = player.operations.min(600);
+            player.timeout = Duration::from_millis(rng.pick(&[100, 5000, 5000]));
+            player.ttl_percent = rng.pick(&[5, 20, 60]);
             // They wait for writes, and do not just miss what was evicted.
             player.follow_percent = rng.pick(&[40, 90]);
             (player.sleep_one_in, player.sleep_steps_max) = (rng.pick(&[2, 10]), 10_000);

@@ -243,7 +243,7 @@ impl SimTransport {
     fn with<R>(&self, act: impl FnOnce(&mut Link, &mut Rng, &Context) -> R) -> R {
         let state = &mut *self.fabric.state();
         let State { rng, weather, step, region, now_ns, is_still, links, .. } = state;
-        let link = links[self.link].as_mut().expect("a link lives as long as its client's end");
+        let link = links.get_mut(&self.link).expect("a link lives as long as its client's end");
         act(link, rng, &Context { weather, step: *step, region, now_ns: *now_ns, is_still: *is_still })
     }
 
@@ -431,7 +431,7 @@ impl Transport for SimTransport {
 impl Drop for SimTransport {
     fn drop(&mut self) {
         let state = &mut *self.fabric.state();
-        if let Some(link) = &mut state.links[self.link] {
+        if let Some(link) = state.links.get_mut(&self.link) {
             link.is_closed = true;
             link.reads.clear();
             state.trace = mix(state.trace, self.link as u64);

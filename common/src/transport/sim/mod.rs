@@ -15,6 +15,8 @@ mod link;
 mod reads;
 mod rng;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::region::{WORD_BYTES, Words};
@@ -100,8 +102,9 @@ struct State {
     weather: Weather,
     step: u64,
     now_ns: u64,
-    /// Index is the link's number; `None` once nothing can come of it any more.
-    links: Vec<Option<Link>>,
+    /// Those of which something may come still, by number.
+    links: BTreeMap<usize, Link>,
+    links_made: usize,
     next_read_step: u64,
     /// Sessions that are over, and the server has not been told.
     ended: Vec<u64>,
@@ -125,7 +128,8 @@ impl Fabric {
             weather,
             step: 0,
             now_ns: 1_000_000_000,
-            links: Vec::new(),
+            links: BTreeMap::new(),
+            links_made: 0,
             next_read_step: u64::MAX,
             ended: Vec::new(),
             is_ambushed: false,
@@ -192,8 +196,10 @@ impl Fabric {
         let state = &mut *self.state();
         let capacity = state.rng.pick(&[1, 4, 64, 64]);
         let clock = OwnClock::draw(&mut state.rng, state.weather.drift_ppm_max);
-        state.links.push(Some(Link::new(session, is_patient, staging.clone(), capacity, clock)));
-        SimTransport::new(self.clone(), state.links.len() - 1, flavour, staging)
+        let number = state.links_made;
+        state.links_made += 1;
+        state.links.insert(number, Link::new(session, is_patient, staging.clone(), capacity, clock));
+        SimTransport::new(self.clone(), number, flavour, staging)
     }
 
     /// Breaks a connection: every READ in flight fails, answers are lost, and requests under way are lost or will still
@@ -205,7 +211,8 @@ impl Fabric {
     /// Breaks all connections, as the server's end does. No request is carried out later.
     pub fn break_all(&self, broken: Broken) {
         let state = &mut *self.state();
-        for link in 0..state.links.len() {
+        let links: Vec<usize> = state.links.keys().copied().collect();
+        for link in links {
             state.break_link(link, broken.clone());
             state.drop_requests(link);
         }
@@ -213,9 +220,7 @@ impl Fabric {
 
     /// Connections that are up.
     pub fn links_up(&self) -> Vec<usize> {
-        let state = self.state();
-        let is_up = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.is_up());
-        (0..state.links.len()).filter(|&i| is_up(&state.links[i])).collect()
+        self.state().numbers_where(Link::is_up)
     }
 
     /// A request that has arrived at the server, of any connection.
@@ -230,7 +235,7 @@ impl Fabric {
 
     /// True if requests are under way.
     pub fn has_requests(&self) -> bool {
-        self.state().links.iter().flatten().any(Link::has_requests)
+        self.state().links.values().any(Link::has_requests)
     }
 
     /// Sends a reply; it is lost if the connection is broken.
@@ -241,7 +246,7 @@ impl Fabric {
     /// Whether a store hit a READ that was served at once since this was asked last, of this connection.
     pub fn take_raced(&self, link: usize) -> bool {
         let state = &mut *self.state();
-        let raced = state.links[link].as_mut().is_some_and(Link::take_raced);
+        let raced = state.links.get_mut(&link).is_some_and(Link::take_raced);
         state.counts.racing_gets += raced as u64;
         raced
     }
@@ -256,7 +261,7 @@ impl Fabric {
     pub fn stand_still(&self) {
         let state = &mut *self.state();
         let (rng, step) = (&mut state.rng, state.step);
-        for link in state.links.iter_mut().flatten() {
+        for link in state.links.values_mut() {
             link.end_ambushes(rng, step);
         }
         state.next_read_step = step;
@@ -297,12 +302,12 @@ impl State {
     /// Some client was stopped: its clock leaps.
     fn stall(&mut self, least_ns: u64, most_ns: u64) {
         let ns = least_ns + self.rng.below(most_ns - least_ns);
-        let up: Vec<usize> = (0..self.links.len()).filter(|&i| self.links[i].is_some()).collect();
+        let up = self.numbers_where(|_| true);
         if up.is_empty() {
             return;
         }
         let stalled = self.rng.pick(&up);
-        if let Some(link) = &mut self.links[stalled] {
+        if let Some(link) = self.links.get_mut(&stalled) {
             link.clock.leap(ns);
             self.counts.stalls += 1;
         }
@@ -311,8 +316,7 @@ impl State {
     /// Fetches the words of READs that are due.
     fn fetch(&mut self) {
         let mut next = u64::MAX;
-        for (number, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
+        for (&number, link) in &mut self.links {
             let mut i = 0;
             while i < link.reads.len() {
                 let read = &mut link.reads[i];
@@ -336,7 +340,7 @@ impl State {
     /// Marks the READs that the store of `word` meets. True if one of them has waited for it.
     fn note_store(&mut self, word: usize) -> bool {
         let mut is_ambushed = false;
-        for link in self.links.iter_mut().flatten() {
+        for link in self.links.values_mut() {
             is_ambushed |= link.note_store(word, self.step);
         }
         if is_ambushed {
@@ -346,14 +350,12 @@ impl State {
     }
 
     fn receive(&mut self) -> Option<Received> {
-        let ready: Vec<usize> = (0..self.links.len())
-            .filter(|&i| self.links[i].as_ref().is_some_and(|link| link.has_request_at(self.step)))
-            .collect();
+        let ready = self.numbers_where(|link| link.has_request_at(self.step));
         if ready.is_empty() {
             return None;
         }
         let number = self.rng.pick(&ready);
-        let link = self.links[number].as_mut().expect("just seen");
+        let link = self.links.get_mut(&number).expect("just seen");
         let message = link.take_request().expect("just seen");
         self.counts.requests_after_break += !link.is_up() as u64;
         self.trace = mix(mix(self.trace, number as u64), crate::hash::payload_hash(&message));
@@ -364,14 +366,14 @@ impl State {
     }
 
     fn reply(&mut self, number: usize, message: Vec<u8>) {
-        match &mut self.links[number] {
+        match self.links.get_mut(&number) {
             Some(link) if link.is_up() => link.reply(message, &mut self.rng, &self.weather, self.step),
             _ => self.counts.replies_lost += 1,
         }
     }
 
     fn break_link(&mut self, number: usize, broken: Broken) {
-        let Some(link) = &mut self.links[number] else { return };
+        let Some(link) = self.links.get_mut(&number) else { return };
         if !link.is_up() {
             return;
         }
@@ -383,16 +385,22 @@ impl State {
     }
 
     fn drop_requests(&mut self, number: usize) {
-        if let Some(link) = &mut self.links[number] {
+        if let Some(link) = self.links.get_mut(&number) {
             self.counts.requests_lost += link.drop_requests();
         }
         self.forget_if_over(number);
     }
 
     fn forget_if_over(&mut self, number: usize) {
-        if let Some(over) = self.links[number].take_if(|link| link.is_over()) {
-            self.ended.push(over.session);
+        if let Entry::Occupied(link) = self.links.entry(number)
+            && link.get().is_over()
+        {
+            self.ended.push(link.remove().session);
         }
+    }
+
+    fn numbers_where(&self, is_wanted: impl Fn(&Link) -> bool) -> Vec<usize> {
+        self.links.iter().filter(|(_, link)| is_wanted(link)).map(|(&number, _)| number).collect()
     }
 }
 
