@@ -7,6 +7,9 @@
 //! counts; if it stands for long, the server is stopped, and the client's own clock counts, so that keys expire
 //! nevertheless.
 //!
+//! A clock that goes on from a word of unknown age knows nothing. So the first word counts only if it was read soon after the
+//! hello, which a server that is stopped does not answer. Otherwise the server is asked until a word was seen to be fresh.
+//!
 //! ```text
 //!            word near what the own clock says: go on from the later of the two
 //!             .---.
@@ -50,8 +53,10 @@ pub(crate) enum Judgement {
 }
 
 /// The server's clock, as far as is known.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerClock {
+    /// Before this time of the own clock the first word is fresh: the server has run not long ago.
+    fresh_until_ns: u64,
     known: Option<Known>,
 }
 
@@ -66,6 +71,8 @@ struct Known {
     server_ns: u64,
     own_ns: u64,
     trust: Trust,
+    /// The word from which the own clock leads on was fresh then.
+    is_sure: bool,
     /// Somebody waits for the next look.
     is_wanted: bool,
     vain_looks: u32,
@@ -83,11 +90,24 @@ enum Trust {
 }
 
 impl ServerClock {
+    /// Nothing is known yet, at `now_ns` of the own clock. The hello that the server has answered was sent so long ago, or less.
+    pub(crate) fn after_hello(now_ns: u64, hello_ago_ns: u64) -> ServerClock {
+        // Own clocks begin anywhere, also at 0, which was after the hello.
+        let fresh_until_ns = now_ns.saturating_add(NEAR_NS).saturating_sub(hello_ago_ns);
+        ServerClock { fresh_until_ns, known: None }
+    }
+
+    /// False until a word was fresh when it was read, or has stood for so long that the server is stopped.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.known.is_some_and(|known| known.is_sure || known.trust == Trust::Standing)
+    }
+
     /// Takes note of the word, read between `posted_ns` and `now_ns` by the client's own clock.
     pub(crate) fn note(&mut self, word_ns: u64, posted_ns: u64, now_ns: u64) {
         let Some(known) = &mut self.known else {
             let (server_ns, own_ns, seen_ns) = (word_ns, now_ns, now_ns);
             let trust = Trust::Watching { stood_ns: 0 };
+            let is_sure = now_ns < self.fresh_until_ns;
             self.known = Some(Known {
                 word_ns,
                 posted_ns,
@@ -95,6 +115,7 @@ impl ServerClock {
                 server_ns,
                 own_ns,
                 trust,
+                is_sure,
                 is_wanted: false,
                 vain_looks: 0,
                 ask_until_ns: 0,
@@ -121,6 +142,8 @@ impl ServerClock {
         }
         let at_ns = if let Trust::Watching { .. } = known.trust {
             known.seen_ns.saturating_add(WATCH_PAUSE_NS)
+        } else if !known.is_sure {
+            return Judgement::Ask;
         } else if expires_ns > known.at(now_ns) {
             known.vain_looks = 0;
             return Judgement::Live;
@@ -178,6 +201,7 @@ impl Known {
         if is_fresh || word_ns > self.at(now_ns) {
             self.lead_on_from(word_ns, now_ns);
         }
+        self.is_sure |= is_fresh;
         self.trust = if is_fresh { Trust::Kept } else { Trust::Watching { stood_ns: 0 } };
     }
 
@@ -190,7 +214,8 @@ impl Known {
         if !is_quick {
             return self.lead_on_from(word_ns.max(own_says_ns), now_ns);
         }
-        if word_ns.abs_diff(own_says_ns) <= NEAR_NS || mutant(Mutant::NeverDoubtOwnClock) {
+        let is_near = self.is_sure && word_ns.abs_diff(own_says_ns) <= NEAR_NS;
+        if is_near || mutant(Mutant::NeverDoubtOwnClock) {
             let drift_ns = now_ns.saturating_sub(self.own_ns) / DRIFT_ONE_IN;
             self.lead_on_from(word_ns.max(own_says_ns - drift_ns), now_ns);
             self.trust = Trust::Kept;
@@ -221,11 +246,11 @@ mod tests {
 
     impl World {
         fn new() -> World {
-            let clock = ServerClock::default();
+            let (now, ahead) = (10_000_000 * MS, 77);
             World {
-                clock,
-                now: 10_000_000 * MS,
-                ahead: 77,
+                clock: ServerClock::after_hello(now + ahead, 0),
+                now,
+                ahead,
                 word: 9_999_998 * MS,
                 is_stopped: false,
                 looks: 0,
@@ -302,6 +327,49 @@ mod tests {
         }
     }
 
+    /// The server was stopped between the hello and the first look: how long ago, the word does not say.
+    #[test]
+    fn a_first_word_long_after_the_hello_is_not_believed() {
+        for (late, hello_ago) in [(21 * MS, 0), (4000 * MS, 0), (0, 21 * MS), (0, u64::MAX)] {
+            let mut world = World::new();
+            world.ahead = 0;
+            world.clock = ServerClock::after_hello(world.now, hello_ago);
+            world.is_stopped = true;
+            world.pass(late);
+            // The word, this moment, and one far ahead: none of them is known to be over, or not to be.
+            let (over, open) = (world.word, [world.now, world.now + 3_600_000 * MS]);
+            for _ in 0..100 {
+                world.pass(PAUSE);
+                let now = world.now + world.ahead;
+                world.clock.note(world.word, now, now);
+            }
+            for expires in open {
+                assert_eq!(
+                    world.clock.judge(expires, world.now + world.ahead),
+                    Judgement::Ask,
+                    "{late} {hello_ago}"
+                );
+            }
+            assert_eq!(world.clock.judge(over, world.now + world.ahead), Judgement::Expired);
+            // It runs again: a fresh word is enough, and one that only looks right is none.
+            let guess = world.clock.known.expect("it was noted").at(world.now + world.ahead);
+            world.clock.note(guess, world.now + world.ahead, world.now + world.ahead);
+            assert!(matches!(world.clock.judge(open[1], world.now + world.ahead), Judgement::LookAt(_)));
+            world.is_stopped = false;
+            world.pass(6 * MS);
+            world.check();
+        }
+    }
+
+    #[test]
+    fn own_clocks_may_begin_after_the_hello() {
+        for (hello_ago, is_sure) in [(0, true), (19 * MS, true), (20 * MS, false), (600 * MS, false)] {
+            let mut clock = ServerClock::after_hello(100, hello_ago);
+            clock.note(1000 * MS, 200, 300);
+            assert_eq!(clock.is_settled(), is_sure, "{hello_ago} ns");
+        }
+    }
+
     /// A word that was looked at long ago, has changed since, and is old.
     #[test]
     fn a_word_that_was_not_watched_is_not_believed() {
@@ -345,7 +413,7 @@ mod tests {
 
     #[test]
     fn slow_reads_prove_nothing_but_what_has_passed() {
-        let mut clock = ServerClock::default();
+        let mut clock = ServerClock::after_hello(0, 0);
         clock.note(1000 * MS, 0, MS);
         clock.note(1005 * MS, MS + PAUSE, MS + PAUSE);
         assert_eq!(clock.judge(1007 * MS, 3 * MS), Judgement::Live);
@@ -360,8 +428,8 @@ mod tests {
     #[test]
     fn where_reads_are_slow_the_server_is_asked() {
         for read_ms in [8, 15, 60] {
-            let mut clock = ServerClock::default();
             let (mut now, mut asked) = (10_000 * MS, 0);
+            let mut clock = ServerClock::after_hello(now, 0);
             clock.note(now, now - read_ms * MS, now);
             for get in 0..20 {
                 let mut looks = 0;

@@ -24,7 +24,12 @@ use crate::transport::AnyTransport;
 use crate::{Client, Connection, Options};
 
 /// A connection whose hellos are done.
-type Connected = (Welcome, AnyTransport);
+struct Connected {
+    welcome: Welcome,
+    transport: AnyTransport,
+    /// Before the hello was sent: the server ran after that.
+    said_hello: Instant,
+}
 
 pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
     let endpoint = Endpoint::parse(url)
@@ -43,7 +48,7 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         #[cfg(not(feature = "verbs"))]
         Endpoint::Rdma { .. } => return Err(Error::WithoutRdma { endpoint: endpoint.to_string() }),
     };
-    let ((welcome, transport), why) = connected.map_err(|why| match why {
+    let (Connected { welcome, transport, said_hello }, why) = connected.map_err(|why| match why {
         NoConnection::Failed(reason) => Error::Connect { endpoint: endpoint.to_string(), reason },
         NoConnection::Refused(refusal) => Error::NotAdmitted { endpoint: endpoint.to_string(), refusal },
     })?;
@@ -55,6 +60,7 @@ pub(crate) fn connect(url: &str, options: &Options) -> Result<Client, Error> {
         server_pid: Some(welcome.server_pid).filter(|&pid| pid != 0),
         url: endpoint.to_string(),
         why,
+        hello_ago: said_hello.elapsed(),
     };
     let mut client = open(transport, promise, options)?;
     client.reconnect = options.reconnect.then(|| Reconnect::new(url, options));
@@ -114,6 +120,7 @@ struct Promise {
     server_pid: Option<u32>,
     url: String,
     why: String,
+    hello_ago: Duration,
 }
 
 /// Reads superblock and directory; what the superblock says must be what the hello said.
@@ -125,6 +132,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
         timeout_ns: u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX).min(TIMEOUT_MAX_NS),
         index_cache_bytes: options.index_cache_bytes,
         get_mode: options.get_mode,
+        hello_ago_ns: u64::try_from(promise.hello_ago.as_nanos()).unwrap_or(u64::MAX),
     };
     let failed = |reason| Error::Connect { endpoint: promise.url.clone(), reason };
     // It is not up yet: what ends or is silent now was never a connection.
@@ -160,7 +168,7 @@ fn open(transport: AnyTransport, promise: Promise, options: &Options) -> Result<
 
 #[cfg(feature = "adversary")]
 impl Client {
-    /// A client over a simulated transport.
+    /// A client over a simulated transport, so long after a hello that the server has answered.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -168,12 +176,21 @@ impl Client {
         transport: Box<dyn Transport + Send>,
         session: u64,
         region_words: usize,
+        hello_ago: Duration,
         options: &Options,
     ) -> Result<Client, Error> {
         let (url, why) = ("sim".to_owned(), "simulated".to_owned());
         let requests_in_flight = kv_common::limits::REQUESTS_IN_FLIGHT_MAX;
-        let promise =
-            Promise { session, region_words, requests_in_flight, table: None, server_pid: None, url, why };
+        let promise = Promise {
+            session,
+            region_words,
+            requests_in_flight,
+            table: None,
+            server_pid: None,
+            url,
+            why,
+            hello_ago,
+        };
         open(AnyTransport::Sim(transport), promise, options)
     }
 }

@@ -51,6 +51,7 @@ fn try_connect(address: &Address, options: &RdmaOptions, deadline: Instant) -> R
     let Plan { by, port, why } = plan;
     let port = port.expect("the ends are known");
     let wanted = if by == ConnectBy::Rdma { Wanted::RdmaCm } else { Wanted::Rdma };
+    let said_hello = Instant::now();
     let (answer, _) = say_hello(&stream, wanted, 0, deadline)?;
     let mut welcome = welcome(answer)?;
     if !is_here(&stream)? {
@@ -59,7 +60,7 @@ fn try_connect(address: &Address, options: &RdmaOptions, deadline: Instant) -> R
     }
     Ok(connect::connect(stream, &welcome, port, by, deadline).map(|transport| {
         let transport = AnyTransport::Verbs(OfThisProcess::new(transport));
-        ((welcome, transport), why)
+        (Connected { welcome, transport, said_hello }, why)
     }))
 }
 

@@ -20,6 +20,7 @@ use crate::transport::AnyTransport;
 pub(super) fn connect(path: &Path, deadline: Instant) -> Result<Connected, NoConnection> {
     let stream = socket::connect(path, deadline)?;
     check_default_socket(path, &stream)?;
+    let said_hello = Instant::now();
     let (answer, descriptors) = say_hello(&stream, Wanted::Shm, WELCOME_DESCRIPTORS, deadline)?;
     let welcome = welcome(answer)?;
     if descriptors.len() != WELCOME_DESCRIPTORS {
@@ -33,7 +34,7 @@ pub(super) fn connect(path: &Path, deadline: Instant) -> Result<Connected, NoCon
     let channel = descriptors[Descriptor::Channel as usize].as_fd();
     let channel = mapping::map_channel(channel, layout.len_bytes())?;
     let transport = ShmTransport::new(region, layout.client_end(&channel), Doorbell::new(stream));
-    Ok((welcome, AnyTransport::Shm(transport)))
+    Ok(Connected { welcome, transport: AnyTransport::Shm(transport), said_hello })
 }
 
 /// The default socket may lie in a directory where anybody can put one: keys and values are for a server of this user,

@@ -13,6 +13,7 @@ use crate::transport::AnyTransport;
 /// Hello and answer.
 pub(super) fn connect(address: &Address, deadline: Instant) -> Result<Connected, NoConnection> {
     let stream = socket::connect(address, deadline)?;
+    let said_hello = Instant::now();
     let (answer, _) = say_hello(&stream, Wanted::Tcp, 0, deadline)?;
     let mut welcome = welcome(answer)?;
     if !is_here(&stream)? {
@@ -20,7 +21,7 @@ pub(super) fn connect(address: &Address, deadline: Instant) -> Result<Connected,
         welcome.server_pid = 0;
     }
     let transport = TcpTransport::new(stream, welcome.staging_bytes)?;
-    Ok((welcome, AnyTransport::Tcp(transport)))
+    Ok(Connected { welcome, transport: AnyTransport::Tcp(transport), said_hello })
 }
 
 /// What the server at `address` offers.

@@ -6,10 +6,13 @@ use kv_common::transport::{Broken, ReadNow, Transport};
 
 use super::Driver;
 use super::reads::BLOCKING_TOKEN;
+use crate::clock::WATCH_PAUSE_NS;
 use crate::error::Error;
 
 /// Words of one READ of a warm-up.
 const WARM_UP_WORDS: usize = 8 << 10;
+/// For so long the server's clock is watched at connect, if it has to be.
+const SETTLE_NS_MAX: u64 = 100_000_000;
 
 /// The one READ of this kind that may be under way.
 #[derive(Debug)]
@@ -92,13 +95,25 @@ impl<T: Transport> Driver<T> {
         }
         let posted_ns = self.transport.now_ns();
         let identity = self.read_words_blocking(0, superblock::IDENTITY_WORDS)?;
-        // The server has just answered the hello. Should it be stopped before the next look, time goes on from here.
         self.clock.note(identity[superblock::CLOCK_NS], posted_ns, self.transport.now_ns());
         let mut view = TableView::from_identity(&identity, region_words)?;
         let depth = TableView::check_depth(identity[superblock::DIRECTORY_DEPTH])?;
         let entries = self.read_words_blocking(view.directory_word, 1 << depth)?;
         view.set_directory(&entries)?;
         self.view = view;
+        Ok(())
+    }
+
+    /// If the first look at the server's clock came long after the hello, looks on until it is known whether that runs, while
+    /// it is new: a server that is stopped later can tell nobody what time it is.
+    pub(super) fn settle_clock(&mut self) -> Result<(), Error> {
+        let until_ns = self.transport.now_ns().saturating_add(SETTLE_NS_MAX);
+        while !self.clock.is_settled() && self.transport.now_ns() < until_ns {
+            self.transport.wait(self.transport.now_ns() + WATCH_PAUSE_NS);
+            let posted_ns = self.transport.now_ns();
+            let word = self.read_words_blocking(superblock::CLOCK_NS, 1)?[0];
+            self.clock.note(word, posted_ns, self.transport.now_ns());
+        }
         Ok(())
     }
 

@@ -94,6 +94,7 @@ impl<T: Transport> Driver<T> {
         options: &DriverOptions,
     ) -> Result<Driver<T>, Error> {
         let view = TableView::unread(region_words);
+        let clock = ServerClock::after_hello(transport.now_ns(), options.hello_ago_ns);
         let mut driver = Driver {
             transport,
             view,
@@ -120,7 +121,7 @@ impl<T: Transport> Driver<T> {
             reads_queued: VecDeque::new(),
             refresh: None,
             lease: None,
-            clock: ServerClock::default(),
+            clock,
             look_at_clock_ns: None,
             blocking: Blocking::Idle,
             region_reads: RegionReads::default(),
@@ -128,6 +129,7 @@ impl<T: Transport> Driver<T> {
         };
         driver.gets_are_loads = driver.transport.reads_are_loads() && options.get_mode == GetMode::OneSided;
         driver.read_view()?;
+        driver.settle_clock()?;
         driver.hits = Hits::new(driver.view.evicts, options.session);
         driver.cache =
             IndexCache::new(options.index_cache_bytes, driver.view.index_lines()).map_err(memory_error)?;
@@ -380,6 +382,8 @@ pub(crate) struct DriverOptions {
     pub(crate) timeout_ns: u64,
     pub(crate) index_cache_bytes: usize,
     pub(crate) get_mode: GetMode,
+    /// The hello was sent so long ago.
+    pub(crate) hello_ago_ns: u64,
 }
 
 fn memory_error(error: std::io::Error) -> Error {

@@ -110,6 +110,10 @@ use space::Space;
 use stripes::Stripes;
 use versions::Versions;
 
+/// What may pass between a look at the server's clock and its publication; and how often that is tried.
+const PUBLISH_NS_MAX: u64 = 1_000_000;
+const PUBLISH_TRIES: u32 = 3;
+
 /// A table in a region. Workers write it, each through its own [`Worker`]; anybody reads it, without asking.
 pub struct Table {
     region: Words,
@@ -140,7 +144,14 @@ impl Table {
 
     /// Publishes the server's clock for readers who judge expiries. One thread calls this, every few milliseconds.
     pub fn publish_clock(&self) {
-        self.region.store(superblock::CLOCK_NS, self.now_ns());
+        for _ in 0..PUBLISH_TRIES {
+            let now_ns = self.now_ns();
+            self.region.store(superblock::CLOCK_NS, now_ns);
+            // Stopped between the two it has stored an old time, which readers take for the present because it is new.
+            if self.now_ns().saturating_sub(now_ns) < PUBLISH_NS_MAX {
+                break;
+            }
+        }
     }
 
     fn monotonic_ns(&self) -> u64 {

@@ -1,8 +1,13 @@
 //! Keys whose time ends, while the server is stopped.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use kv_client::{Client, Condition, Conditional, PutOptions, TimeToLive};
+use kv_client::{Client, Condition, Conditional, Error, Options, PutOptions, TimeToLive};
+use kv_common::hello::WELCOME_DESCRIPTORS;
+use kv_common::transport::handshake::{receive_hello, send_hello};
 
 use crate::live::server::Site;
 use crate::live::{PATIENCE, wait_for};
@@ -89,4 +94,46 @@ fn time_does_not_stop_with_the_server() {
         assert_eq!(reader.get(b"e\0").unwrap().unwrap().bytes, b"new");
         assert!(reader.exists(b"late").unwrap());
     }
+}
+
+/// The server is stopped, for longer than the key has left, after it has answered a hello and before the client looks at its
+/// clock for the first time.
+#[test]
+fn a_clock_that_stood_when_it_was_seen_first_is_not_believed() {
+    let site = Site::new();
+    let server = site.serve();
+    let relay_path = site.socket().with_extension("relay");
+    let relay = UnixListener::bind(&relay_path).unwrap();
+    let mut writer = site.connect(PATIENCE);
+    writer.put(b"endless", b"value").unwrap();
+    let ending = Ending::put(&mut writer, b"ending".to_vec(), Duration::from_millis(500));
+    let over = ending.latest + 2 * BOUND;
+    thread::scope(|scope| {
+        let relayed = scope.spawn(|| {
+            let deadline = Instant::now() + PATIENCE;
+            let (to_client, _) = relay.accept().unwrap();
+            let to_server = UnixStream::connect(site.socket()).unwrap();
+            for socket in [&to_client, &to_server] {
+                socket.set_nonblocking(true).unwrap();
+            }
+            let hello = receive_hello(&to_client, 0, deadline).unwrap();
+            send_hello(&to_server, &hello.bytes, &[], deadline).unwrap();
+            let answer = receive_hello(&to_server, WELCOME_DESCRIPTORS, deadline).unwrap();
+            server.freeze();
+            thread::sleep(over.saturating_duration_since(Instant::now()));
+            let descriptors: Vec<_> = answer.descriptors.iter().map(AsFd::as_fd).collect();
+            send_hello(&to_client, &answer.bytes, &descriptors, deadline).unwrap();
+            (to_client, to_server)
+        });
+        let options = Options { timeout: Duration::from_secs(3), ..Options::default() };
+        let mut client =
+            Client::connect_with(&format!("kv+shm://{}", relay_path.display()), &options).unwrap();
+        let _sockets = relayed.join().unwrap();
+        // What has no end needs no clock; nobody can say whether the other one's has come.
+        assert_eq!(client.get(b"endless").unwrap().unwrap().bytes, b"value");
+        let answer = client.get(b"ending");
+        assert!(matches!(answer, Err(Error::Timeout { .. })), "{answer:?}");
+        server.thaw();
+        assert_eq!(client.get(b"ending"), Ok(None));
+    });
 }

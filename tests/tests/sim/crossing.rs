@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use kv_client::{Client, Options};
 use kv_common::adversary::Mutant;
@@ -255,7 +256,8 @@ fn connect(cut: Option<Cut>, left: &'static [Moment]) -> Client {
     let staging = Words::zeroed(64);
     let transport =
         Crossing { cut, left, posted: Vec::new(), polls_in_vain: 0, events: VecDeque::new(), staging };
-    Client::over(Box::new(transport), SESSION, SEGMENTS * SEGMENT_WORDS, &Options::default())
+    let region_words = SEGMENTS * SEGMENT_WORDS;
+    Client::over(Box::new(transport), SESSION, region_words, Duration::ZERO, &Options::default())
         .expect("the server is up")
 }
 

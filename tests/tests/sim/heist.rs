@@ -152,7 +152,8 @@ impl Scene {
         // Nothing breaks here, and waiting for room takes longer than LEASE.
         let options = Options { timeout: Duration::from_secs(3600), ..Options::default() };
         let region_words = self.region.len_words();
-        Client::over(Box::new(transport), session, region_words, &options).expect("the server is up")
+        Client::over(Box::new(transport), session, region_words, Duration::ZERO, &options)
+            .expect("the server is up")
     }
 
     fn view(&self) -> TableView {

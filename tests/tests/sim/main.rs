@@ -306,6 +306,20 @@ fn is_about_crossings(mutant: Mutant) -> bool {
     )
 }
 
+/// A seed that found this fault once, and is played first: it would take long to come there from 0 on.
+fn known_seed(mutant: Mutant) -> u64 {
+    match mutant {
+        Mutant::LiveBeforeDead => 20,
+        Mutant::LiveBeforeSlot => 14,
+        Mutant::BelieveMovingMiss | Mutant::SkipMarking => 13,
+        Mutant::PublishBeforeCopy => 6,
+        Mutant::SplitLineByLine => 9,
+        Mutant::BelieveOldWord => 32,
+        Mutant::CheckOnlyHead | Mutant::SkipMarkers => HAULS,
+        _ => 0,
+    }
+}
+
 #[test]
 fn every_mutant_is_found() {
     let memory = memory();
@@ -335,9 +349,10 @@ fn every_mutant_is_found() {
             println!("{mutant:?}: found by {found} of {seeds} seeds");
             continue;
         }
-        let is_of_pages = matches!(mutant, Mutant::CheckOnlyHead | Mutant::SkipMarkers);
-        let first = if is_of_pages { HAULS + first } else { first };
-        match (first..first + MUTANT_SEEDS_MAX).find_map(|seed| Some((seed, find(seed)?))) {
+        let known = known_seed(*mutant);
+        let first = if known < HAULS { first } else { first + HAULS };
+        let mut seeds = std::iter::once(known).chain(first..first + MUTANT_SEEDS_MAX);
+        match seeds.find_map(|seed| Some((seed, find(seed)?))) {
             Some((seed, wrong)) => {
                 let wrong = wrong.lines().next().unwrap_or_default();
                 println!("{mutant:?}: seed {seed}: {wrong}");

@@ -128,6 +128,7 @@ impl Plan {
             player.operations = player.operations.min(600);
             player.timeout = Duration::from_millis(rng.pick(&[100, 5000, 5000]));
             player.ttl_percent = rng.pick(&[5, 20, 60]);
+            player.look_late_one_in = 4;
             // They wait for writes, and do not just miss what was evicted.
             player.follow_percent = rng.pick(&[40, 90]);
             (player.sleep_one_in, player.sleep_steps_max) = (rng.pick(&[2, 10]), 10_000);
@@ -417,6 +418,7 @@ fn draw_player(
         hot_keys: if mood == Mood::Storm { rng.pick(&[0, 4]) } else { 0 },
         queue_burst_max: if mood == Mood::Crowd { 24 } else { 0 },
         turn_one_in: common.turn_one_in,
+        look_late_one_in: if mood == Mood::Lull { 4 } else { 0 },
         // Those that write do not rest, where much is to be written.
         sleep_one_in: match (mood, client) {
             (Mood::Duel | Mood::Haul, 0 | 1) | (Mood::Crowd, 0) => 0,

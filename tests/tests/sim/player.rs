@@ -11,6 +11,7 @@ use kv_client::{
     Client, Condition, Conditional, Error, Options, Outcome, PutOptions, Refusal, Ticket, Value,
 };
 use kv_common::region::Words;
+use kv_common::transport::Transport;
 use kv_common::transport::sim::{Fabric, Flavour, Rng};
 use kv_tests::oracle::{Call, OpId, Oracle, Return, When};
 
@@ -23,6 +24,8 @@ const PENDING_PER_KEY_MAX: usize = 4;
 
 /// Operations of a client that only reads, at most.
 const READER_OPERATIONS_MAX: u64 = 20_000;
+/// Steps between the answer to a hello and the first look at the region, at most.
+const LOOK_LATE_STEPS_MAX: u64 = 2000;
 
 /// What is common to all clients.
 pub(crate) struct Shared {
@@ -40,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) writers: Cell<u64>,
     /// The key that is being written, or was written last.
     pub(crate) written: Cell<usize>,
+    /// The server is stopped until this time of the fabric.
+    pub(crate) stopped_until_ns: Cell<u64>,
     /// GETs of the key being written that have ended.
     pub(crate) gets_ended: Cell<u64>,
     /// What was found wrong first.
@@ -54,6 +59,10 @@ impl Shared {
     /// Notes that something is wrong. The world stops then.
     pub(crate) fn wrong(&self, what: String) {
         self.wrong.borrow_mut().get_or_insert(what);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.fabric.now_ns() < self.stopped_until_ns.get()
     }
 }
 
@@ -97,6 +106,8 @@ pub(crate) struct PlayerPlan {
     pub(crate) queue_burst_max: u64,
     /// After so many operations on average, growing turns into shrinking or back.
     pub(crate) turn_one_in: u64,
+    /// Once in so many connections it first looks at the region long after the server's answer to its hello.
+    pub(crate) look_late_one_in: u64,
     /// Once in so many operations it sleeps.
     pub(crate) sleep_one_in: u64,
     pub(crate) sleep_steps_max: u64,
@@ -206,10 +217,19 @@ impl Player {
         let flavour = self.rng.pick(&self.plan.flavours);
         let staging = Words::zeroed(self.shared.staging_words);
         let transport = self.shared.fabric.connect(flavour, self.plan.is_patient, session, staging);
-        let link = transport.link();
+        let (link, hello_ns) = (transport.link(), transport.now_ns());
+        // A server that is stopped does not answer.
+        while self.shared.is_stopped() {
+            self.sleep(100);
+        }
+        if self.rng.one_in(self.plan.look_late_one_in) {
+            self.sleep(LOOK_LATE_STEPS_MAX);
+        }
+        let hello_ago = Duration::from_nanos(transport.now_ns() - hello_ns);
         let (timeout, index_cache_bytes) = (self.plan.timeout, self.plan.index_cache_bytes);
         let options = Options { timeout, index_cache_bytes, ..Options::default() };
-        let connected = Client::over(Box::new(transport), session, self.shared.region_words, &options);
+        let region_words = self.shared.region_words;
+        let connected = Client::over(Box::new(transport), session, region_words, hello_ago, &options);
         match connected {
             Ok(mut client) => {
                 if self.plan.warms_up {

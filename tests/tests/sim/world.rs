@@ -126,8 +126,6 @@ struct World<'a> {
     stop_one_in: u64,
     clock_every_ns: Option<u64>,
     clock_due_ns: u64,
-    /// The server is stopped until this time of the fabric.
-    stopped_until_ns: u64,
     kills: u64,
     stops: u64,
     /// After so many turns the region is checked, if at all.
@@ -171,6 +169,7 @@ impl<'a> World<'a> {
             is_growing: Cell::new(true),
             written: Cell::new(0),
             writers: Cell::new(players.iter().filter(|plan| !plan.is_reader()).count() as u64),
+            stopped_until_ns: Cell::default(),
             gets_ended: Cell::new(0),
             wrong: RefCell::default(),
             block_bytes,
@@ -202,7 +201,6 @@ impl<'a> World<'a> {
             stop_one_in,
             clock_every_ns,
             clock_due_ns: 0,
-            stopped_until_ns: 0,
             kills: 0,
             stops: 0,
             check_in_turns: None,
@@ -279,7 +277,8 @@ impl<'a> World<'a> {
             }
         }
         if let (Some(every_ns), Some(server)) = (self.clock_every_ns, &self.server)
-            && self.fabric.now_ns() >= self.clock_due_ns.max(self.stopped_until_ns)
+            && self.fabric.now_ns() >= self.clock_due_ns
+            && !self.shared.is_stopped()
         {
             self.clock_due_ns = self.fabric.now_ns() + every_ns;
             server.publish_clock();
@@ -287,8 +286,7 @@ impl<'a> World<'a> {
         let now = self.fabric.now_step();
         let is_standing =
             now < self.server_sleeps_until && self.shared.gets_ended.get() < self.server_waits_for;
-        let is_stopped = self.fabric.now_ns() < self.stopped_until_ns;
-        if !is_standing && !is_stopped && self.rng.one_in(2) {
+        if !is_standing && !self.shared.is_stopped() && self.rng.one_in(2) {
             return self.turn_of_server(now);
         }
         let awake: Vec<usize> =
@@ -321,10 +319,10 @@ impl<'a> World<'a> {
 
     /// Nothing happens for a while. Between two of these the server's clock is published, if it is not stopped.
     fn lull(&mut self) {
-        let is_stopped = |world: &World| world.fabric.now_ns() < world.stopped_until_ns;
-        let most_ns = self.rng.pick(if is_stopped(self) { &[1, 4, 40] } else { &[1, 4, 4] }) * 1_000_000;
+        let most_ns =
+            self.rng.pick(if self.shared.is_stopped() { &[1, 4, 40] } else { &[1, 4, 4] }) * 1_000_000;
         self.fabric.pass(self.rng.below(most_ns));
-        if is_stopped(self) {
+        if self.shared.is_stopped() {
             return;
         }
         if let Some(server) = &self.server {
@@ -332,7 +330,7 @@ impl<'a> World<'a> {
         }
         if self.rng.one_in(self.stop_one_in) {
             let ns = self.rng.pick(&[10, 100, 100, 1000, 10_000]) * 1_000_000;
-            self.stopped_until_ns = self.fabric.now_ns() + ns;
+            self.shared.stopped_until_ns.set(self.fabric.now_ns() + ns);
             self.stops += 1;
         }
     }
