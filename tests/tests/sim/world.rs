@@ -20,8 +20,8 @@ use crate::stage::perform;
 use crate::tasks::{Task, pause};
 use crate::totals::Totals;
 
-/// No seed takes so many steps.
-const STEPS_MAX: u64 = 100_000_000;
+/// No seed takes so many steps. A flood whose server is stopped a hundred times takes a fifth of it.
+const STEPS_MAX: u64 = 1_000_000_000;
 /// Steps for which one client runs alone, at most.
 const FAVOURITE_STEPS: u64 = 60;
 
